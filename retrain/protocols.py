@@ -36,11 +36,13 @@ class Sampler(Protocol):
         room: maximum number of tokens of a context and its completion, if it is below the model's own limit.
         takes_adapters: with LoRA the engine receives the frozen base once through `load_weights`, then adapters
             through `load_adapter`. Otherwise it receives full weights, as `LazyWeights`.
+        continuous: the run samples without pause, so requests may be in flight while weights are loaded.
     """
 
     tolerance: float = 0.0
     room: float = inf
     takes_adapters: bool = False
+    continuous: bool = False
 
     def __init__(self) -> None:
         """Take no parameters, unless the class defines its own `__init__`."""

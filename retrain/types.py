@@ -123,13 +123,15 @@ class Completion:
         ids: token ids.
         logprobs: log-prob of each token under the sampling distribution.
         finish_reason: "stop" (the last token is a stop id) or "length".
-        weights_version: optimizer step of the weights that sampled it.
+        weights_version: optimizer step of the weights that sampled it, of the oldest if there were several.
+        versions: the optimizer step of every token; empty if all have the same.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: Literal["stop", "length"]
     weights_version: int = 0
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,10 @@ class Turn:
         start: index of its first token, counted from the end of the prompt.
         end: index after its last token.
         finish_reason: "stop" (the last token is a stop id) or "length".
-        weights_version: optimizer step of the weights that sampled it.
+        weights_version: optimizer step of the weights that sampled it, of the oldest if there were several.
         reward: the environment's reward for this turn, without the final reward of the episode.
         state: key of the environment's state before the turn; "" if unknown.
+        versions: the optimizer step of every token; empty if all have the same.
     """
 
     start: int
@@ -171,6 +174,12 @@ class Turn:
     weights_version: int
     reward: float = 0.0
     state: str = ""
+    versions: tuple[int, ...] = ()
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """The optimizer step of the weights that sampled each token."""
+        return self.versions or (self.weights_version,) * (self.end - self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +269,11 @@ class Rollout:
     def row(self) -> dict[str, Any]:
         """Convert to a JSON row."""
         last = {"finish_reason": self.finish_reason, "weights_version": self.weights_version}
-        return dataclasses.asdict(self) | last
+        row: dict[str, Any] = dataclasses.asdict(self) | last
+        for turn in row["turns"]:
+            if not turn["versions"]:  # the weights changed only between steps
+                del turn["versions"]
+        return row
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Rollout:
@@ -269,7 +282,8 @@ class Rollout:
         for name in ("prompt_ids", "completion_ids", "sampler_logprobs"):
             fields[name] = tuple(row[name])
         whole = Turn(0, len(row["completion_ids"]), row["finish_reason"], row["weights_version"])
-        fields["turns"] = tuple(Turn(**turn) for turn in row.get("turns", ())) or (whole,)
+        turns: Any = [turn | {"versions": tuple(turn.get("versions", ()))} for turn in row.get("turns", ())]
+        fields["turns"] = tuple(Turn(**turn) for turn in turns) or (whole,)
         return cls(**fields)
 
 

@@ -56,8 +56,9 @@ def check_endpoint(loaded: LoadedConfig, ranks: bool) -> None:
     for name in (stage.name for stage in pipeline.graph if "problems" in stage.reads):
         problem = f'"{name}" continues completions from a prefix, and a program cannot be reset to one'
         document.refuse(("algorithm", "algorithm_mode"), problem, "use other credit, such as grpo")
-    if loaded.config.rollout.overlap:
-        document.refuse(("rollout", "overlap"), "a policy endpoint does not sample during an update", "set it to 0")
+    if loaded.config.rollout.ahead:
+        key, fix = ("mode", 'set it to "steps"') if loaded.config.rollout.continuous else ("overlap", "set it to 0")
+        document.refuse(("rollout", key), "a policy endpoint does not sample during an update", fix)
     if ranks:
         document.refuse(("distributed",), "a policy endpoint needs a single process", "start one rank")
     document.stop()

@@ -59,6 +59,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "imported": [f"{kind} {one.name}" for kind, one in bound if one.component.source != "built-in"],
         "engine": engine,
         "overlap": _OVERLAP.format(config.rollout.overlap) if config.rollout.overlap else None,
+        "continuous": _continuous(loaded),
         "pipeline": _pipeline(loaded, pipeline, exact),
         "loss": _loss(loaded),
         "learning_rate": _learning_rate(loaded),
@@ -71,6 +72,19 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "probe": probe(loaded),
         "episode": [{"episode": found}] if isinstance(found := attempt(lambda: episodes(loaded)), str) else found,
     }
+
+
+def _continuous(loaded: LoadedConfig) -> str | None:
+    """Describe continuous sampling; None with mode = "steps"."""
+    rollout = loaded.config.rollout
+    if not rollout.continuous:
+        return None
+    groups = loaded.division[0] * (rollout.max_staleness + 1)
+    most = min(groups, rollout.in_flight or groups)
+    return (
+        f"at most {most} groups in flight and {groups} begun; a step trains on the first {loaded.division[0]} that are "
+        f"complete, begun at most {rollout.max_staleness} steps before; not repeatable bit for bit"
+    )
 
 
 def render(facts: Mapping[str, Any], indent: str = "") -> str:
@@ -157,7 +171,7 @@ def _engine(loaded: LoadedConfig) -> dict[str, Any]:
 
 def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
     """Return True if sampler and trainer compute equal log-probs; None while the engine is not known."""
-    if loaded.config.rollout.overlap:
+    if loaded.config.rollout.ahead:
         return False
     if name == AUTO:
         return None

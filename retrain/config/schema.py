@@ -83,6 +83,17 @@ class RolloutSettings(Section):
     overlap: Natural = 0
     """Number of steps that sampling is ahead of training, and so the staleness of rollouts in steps. 0: on-policy. 1:
     sampling and training run at the same time. More only adds staleness."""
+    mode: Literal["steps", "continuous"] = "steps"
+    """"steps": sample the batches of steps one after the other. "continuous": sample without pause during updates; a
+    step trains on the first complete groups. Needs an engine that samples during updates."""
+    in_flight: Count | None = None
+    """Most groups sampled at the same time with mode = "continuous". Unset: as many as max_staleness allows."""
+    max_staleness: Count = 1
+    """With mode = "continuous", most steps between the weights that begin a group and the step that is expected to
+    train on it. Bounds what is begun; nothing is dropped."""
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0
+    """With mode = "continuous", seconds to wait after SIGTERM for groups in flight. Incomplete groups are sampled again
+    when the run resumes."""
     mask_truncated: bool = False
     """Exclude completions that were cut off at max_tokens from the loss."""
     parity_every: Natural = 10
@@ -95,6 +106,16 @@ class RolloutSettings(Section):
     def resamples(self) -> bool:
         """Return True if dropped groups are replaced by groups of other prompts."""
         return self.resample != "none"
+
+    @property
+    def continuous(self) -> bool:
+        """Return True if sampling does not pause during updates."""
+        return self.mode == "continuous"
+
+    @property
+    def ahead(self) -> int:
+        """Return the steps by which sampling may run ahead of training; 0: it pauses during updates."""
+        return self.max_staleness if self.continuous else self.overlap
 
 
 class Algorithm(Section):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.protocols import Sampler
 from retrain.system.event_loop import call_in_caller
-from retrain.types import Completion, Request, Sampling
+from retrain.types import Completion, Metrics, Request, Sampling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
 
 Key = tuple[int, ...]
 """Sort key of a request in its batch, so that the order does not depend on arrival times."""
@@ -105,6 +111,55 @@ class BatchLane(Lane):
         self._begin()
 
 
+class ExclusiveSampler(Sampler):
+    """An engine that samples batches, for several threads: one call at a time.
+
+    In a continuous run the sampling thread uses it for batches of rollouts, and the trainer's thread for new weights,
+    evaluations and parity checks. New weights therefore reach it between two batches.
+    """
+
+    def __init__(self, engine: Sampler) -> None:
+        self._engine, self._lock = engine, threading.Lock()
+        self.tolerance, self.room, self.takes_adapters = engine.tolerance, engine.room, engine.takes_adapters
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        with self._lock:
+            return self._engine.sample(requests, sampling)
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        with self._lock:
+            self._engine.load_weights(weights, version)
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        with self._lock:
+            self._engine.load_adapter(folder, version)
+
+    def describe(self) -> str:
+        return self._engine.describe()
+
+    def metrics(self) -> Metrics:
+        return self._engine.metrics()
+
+    def request_stop(self) -> None:
+        self._engine.request_stop()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def for_continuous_sampling(sampler: Sampler) -> Sampler:
+    """Return the engine as a continuous run uses it, from two threads."""
+    if takes_requests(sampler):
+        sampler.continuous = True
+        return sampler
+    return ExclusiveSampler(sampler)
+
+
+def takes_requests(sampler: Sampler) -> bool:
+    """Return True if an engine has `async def generate(request, sampling)`."""
+    return inspect.iscoroutinefunction(getattr(sampler, "generate", None))
+
+
 def lanes(sampler: Sampler, sampling: Sampling, count: int = 1, eager: bool = False) -> list[Lane]:
     """Return `count` lanes of an engine.
 
@@ -112,6 +167,6 @@ def lanes(sampler: Sampler, sampling: Sampling, count: int = 1, eager: bool = Fa
     engine samples batches with `sample(requests, sampling)`; all lanes share it, one batch at a
     time.
     """
-    if inspect.iscoroutinefunction(getattr(sampler, "generate", None)):
+    if takes_requests(sampler):
         return [RequestLane(sampler, sampling)] * count
     return [BatchLane(lambda requests: sampler.sample(requests, sampling), eager) for _ in range(count)]

@@ -46,6 +46,7 @@ _IF_VARIED: tuple[tuple[str, str, str, bool], ...] = (
     ("policy/clip_fraction", "Clipped tokens", "share of tokens cut by the clip", True),
     ("rollout/truncated", "Truncated", "share of completions cut off at max_tokens", True),
     ("mismatch/kl", "Sampler against trainer", "KL of their log-probs, in nats", False),
+    ("rollout/staleness_mean", "Staleness", "steps since the weights that sampled a token, mean over tokens", False),
     ("optim/lr", "Learning rate", "at the last update of a step", False),
 )
 """As `_CHARTS`, for metrics that are drawn only if they change."""

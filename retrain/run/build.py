@@ -18,6 +18,7 @@ from retrain.config.data_checks import check_data, unreadable_sources
 from retrain.config.resolve import LoadedConfig, division, labels, ratio_of, reward_columns
 from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
+from retrain.engines.batching import for_continuous_sampling
 from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
@@ -98,7 +99,11 @@ def _measured(context: RunContext, one: LoadedConfig, loaded: LoadedConfig, task
 def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> SamplingContext:
     """Build the model and the sampler that samples from it."""
     trained = build_trained(loaded, directory, observe)
+    if loaded.config.rollout.continuous and directory.ranks.size > 1:
+        raise ComponentError('[rollout] mode = "continuous" needs a single rank', 'set mode = "steps" and overlap')
     sampler = _sampler(trained.engine, trained.resources, directory.ranks)
+    if loaded.config.rollout.continuous:
+        sampler = for_continuous_sampling(sampler)
     observe("message", {"text": sampler.describe(), "level": "info"})
     return SamplingContext(**vars(trained), sampler=sampler, task=task, chat=trained.loaded.chat)
 
@@ -115,10 +120,10 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
     policy = TorchPolicy(model.model, _policy_settings(config, device, model.model, ranks), ranks, model.source)
     engine = components.optional("engine") or components.named("engine", choose_engine(policy.model)[0])
     assert engine is not None
-    if config.rollout.overlap:
+    if config.rollout.ahead:
         check_engine(engine.component)
     # With overlap the batch is stale, even if the engine computes the trainer's own log-probs.
-    exact = registry.engine.traits_of(engine.component).exact and not config.rollout.overlap
+    exact = registry.engine.traits_of(engine.component).exact and not config.rollout.ahead
     objective = components.objective(exact)
     pipeline = Pipeline.resolve(components.stages(objective.signals), components.signal)
     resources = {
@@ -245,7 +250,7 @@ def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Rank
         return cpu_threads(0, sys.maxsize)
     separate_device = engine is not None and registry.engine.traits_of(engine.component).remote
     size = sum(p.numel() for p in model.parameters()) if asked == "auto" else sys.maxsize
-    at_once = 2 if loaded.config.rollout.overlap and not separate_device else 1
+    at_once = 2 if loaded.config.rollout.ahead and not separate_device else 1
     return cpu_threads(size, at_once * int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -84,7 +85,11 @@ class Collection:
         return cls(**fields)
 
 
-def collect(context: RunContext, step: int, cursor: int) -> Collection:
+Sample = Callable[[int, int, int, int], tuple[list[Rollout], dict[int, RenderedPrompt], int]]
+"""(cursor, prompts, seed, first) -> what `sampled` returns."""
+
+
+def collect(context: RunContext, step: int, cursor: int, sample: Sample | None = None) -> Collection:
     """Sample and score the rollouts of one step.
 
     With `[rollout] overlap` this runs while the trainer updates, so it reads nothing that an update
@@ -98,15 +103,18 @@ def collect(context: RunContext, step: int, cursor: int) -> Collection:
     Args:
         step: number of the step that trains on the rollouts, from 0.
         cursor: index of the task's next unused problem.
+        sample: gives the scored groups of a round; None: `sampled`.
     """
-    rollout = context.config.rollout
+    rollout, sample = context.config.rollout, sample or partial(sampled, context)
     rounds: list[_Round] = []
     missing, first = context.prompts if context.source is None else 0, 0
     if context.source is not None:
         rollouts = _episodes_of(context.pipeline, context.source)
         rounds = [_filtered(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
-        rounds.append(_round(context, step, len(rounds), rounds[-1].cursor if rounds else cursor, missing, first))
+        seed = derive_seed(context.config.training.seed, "sampling", step, len(rounds))
+        after = rounds[-1].cursor if rounds else cursor
+        rounds.append(_filtered(context, step, _Round.of(sample(after, missing, seed, first), after + missing)))
         missing -= len({one.group for one in rounds[-1].kept})
         first += len({one.group for one in rounds[-1].rollouts})
     rollouts = [one for part in rounds for one in part.rollouts]
@@ -297,12 +305,11 @@ class _Round:
     batch: Batch | None = None
     credit: Metrics = field(default_factory=Metrics)
 
-
-def _round(context: RunContext, step: int, attempt: int, cursor: int, prompts: int, first: int) -> _Round:
-    """Sample, score and filter the groups of the next `prompts` problems, numbered from `first`."""
-    seed = derive_seed(context.config.training.seed, "sampling", step, attempt)
-    rollouts, problems, after = sampled(context, cursor, prompts, seed, first)
-    return _filtered(context, step, _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts, problems))
+    @classmethod
+    def of(cls, found: tuple[list[Rollout], dict[int, RenderedPrompt], int], least: int) -> _Round:
+        """Return the round of what `sampled` found; `least` is the cursor if no prompt was too long."""
+        rollouts, problems, cursor = found
+        return cls(rollouts, valid_rows(rollouts), cursor, cursor - least, problems)
 
 
 def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
@@ -335,9 +342,7 @@ def sampled(
         The scored rollouts, the rendered problem of each group by number, and the new cursor.
     """
     training = context.config.training
-    left, most = positions(context.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf")
-    limit = "[training] max_prompt_tokens allows" if most <= left else "max_tokens leaves of the model's positions"
-    posed, after = draw(context.task, context.chat, min(left, most), cursor, prompts, limit)
+    posed, after = next_problems(context, cursor, prompts)
     requests = requests_for(posed, training.group_size, training.max_tokens)
     rollouts = roll(context, posed, requests, train_sampling(context.config, context.loaded.stop_ids, seed), first)
     rollouts = score(context.chat, context.pool, posed, rollouts, training.max_tokens)
@@ -346,17 +351,27 @@ def sampled(
     return rollouts, dict(enumerate(posed, first)), after
 
 
+def next_problems(context: RunContext, cursor: int, count: int) -> tuple[list[RenderedPrompt], int]:
+    """Return the next problems whose prompts fit the run's limits, and the new cursor; see `draw`."""
+    training = context.config.training
+    left, most = positions(context.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf")
+    limit = "[training] max_prompt_tokens allows" if most <= left else "max_tokens leaves of the model's positions"
+    return draw(context.task, context.chat, min(left, most), cursor, count, limit)
+
+
 def _against_greedy(
     context: RunContext, posed: Sequence[RenderedPrompt], rollouts: list[Rollout], first: int
 ) -> list[Rollout]:
-    """Sample a greedy completion of every prompt, and return the rollouts with its reward.
-
-    If scoring the greedy completion failed, the rollouts of its group lose their rewards, too.
-    """
+    """Sample a greedy completion of every prompt, and return the rollouts with its reward."""
     most = context.config.training.max_tokens
-    sampling = replace(train_sampling(context.config, context.loaded.stop_ids, 0), temperature=0.0)
+    sampling = greedy_sampling(context)
     answers = roll(context, posed, requests_for(posed, 1, most), sampling, first)
-    found = {one.group: one for one in score(context.chat, context.pool, posed, answers, most)}
+    return with_greedy(rollouts, score(context.chat, context.pool, posed, answers, most))
+
+
+def with_greedy(rollouts: Sequence[Rollout], greedy: Sequence[Rollout]) -> list[Rollout]:
+    """Return the rollouts with the reward of their group's greedy completion, or without a reward if it has none."""
+    found = {one.group: one for one in greedy}
     return [
         replace(one, greedy=best.reward) if best.reward is not None else replace(one, reward=None, status=best.status)
         for one in rollouts
@@ -443,6 +458,11 @@ def draw(task: Task, chat: Chat, room: float, cursor: int, count: int, limit: st
         else:
             too_long.append(len(prompt.ids))
     return found, cursor
+
+
+def greedy_sampling(context: RunContext) -> Sampling:
+    """Return the sampling settings of the greedy completions that credit compares with."""
+    return replace(train_sampling(context.config, context.loaded.stop_ids, 0), temperature=0.0)
 
 
 def train_sampling(config: Config, stop_ids: tuple[int, ...], seed: int) -> Sampling:

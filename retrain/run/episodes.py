@@ -101,6 +101,7 @@ class EpisodeRunner:
     def __init__(self, sampler: Sampler, chat: Chat, sampling: Sampling, pool: EnvPool | None = None) -> None:
         self._sampler, self._chat, self._sampling, self._pool = sampler, chat, sampling, pool
         self._lanes: Sequence[Lane] = ()
+        self._continuous = False
         if pool is not None:
             self._sampling, self._limits = replace(sampling, continued=True), pool.limits
             self._stitcher = ChatStitcher(chat)
@@ -125,6 +126,24 @@ class EpisodeRunner:
             if self._pool is not None:
                 self._pool.close()  # cancelling a coroutine does not stop the call in its worker
             raise
+        if self._pool is not None:
+            self._pool.check([one.detail for one in episodes if one.ended in FAILED], len(episodes))
+        version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
+        return [self._rollout(episode, version) for episode in episodes]
+
+    async def group(self, posed: RenderedPrompt, request: Request) -> list[Rollout]:
+        """Return the rollouts of one group, which is number 0, while other groups are being sampled.
+
+        Batches begin when the engine is free, so what is sampled together depends on timing. All groups need
+        different streams. Episodes that fail are counted within the group.
+
+        Raises:
+            UserCodeError: more episodes failed than [reward_pool] max_failed allows.
+        """
+        if not self._lanes:
+            self._continuous, self._lanes = True, lanes(self._sampler, self._sampling, eager=True)
+        self._lane(0).parties(1)
+        episodes = await self._group(posed, request, 0, request.stream * request.count)
         if self._pool is not None:
             self._pool.check([one.detail for one in episodes if one.ended in FAILED], len(episodes))
         version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
@@ -176,7 +195,9 @@ class EpisodeRunner:
 
         The environment may add messages to the prompt.
         """
-        seed = derive_seed(self._sampling.seed, "environment", members[0].problem.id)
+        # Continuous sampling has one seed for the run; a problem that comes again needs another environment.
+        streams = (members[0].stream,) if self._continuous else ()
+        seed = derive_seed(self._sampling.seed, "environment", members[0].problem.id, *streams)
 
         async def reset(one: Episode) -> Answer:
             one.env = pool.env(one.problem.environment, one.group)

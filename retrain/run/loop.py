@@ -47,7 +47,14 @@ _MAX_NONFINITE = 3
 
 
 @unscanned_heap()
-def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, saved: State | None = None) -> None:
+def train(
+    context: RunContext,
+    stop: Stop,
+    start: int = 0,
+    cursor: int = 0,
+    saved: State | None = None,
+    make_collector: Callable[[RunContext, int, State | None, Stop], Collector] | None = None,
+) -> None:
     """Train from step `start` to `[training] max_steps`, or until `stop_when` is met.
 
     One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row.
@@ -60,6 +67,7 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
         start: steps already done.
         cursor: index of the task's next unused problem.
         saved: the checkpoint that the run resumes from, if any.
+        make_collector: builds another collector than `Collector`.
     Raises:
         Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
         DivergedError: loss or gradients were not finite in three consecutive updates.
@@ -73,7 +81,7 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
     if start == 0 or due(start, context.config.eval.every, settings.max_steps):
         evaluate_and_record(context, start)
     stop.defer(context.request_stop)
-    with Collector(context, cursor, saved) as collector:
+    with (make_collector or Collector)(context, cursor, saved, stop) as collector:
         for step in takewhile(lambda _: not context.directory.stopped, range(start, settings.max_steps)):
             seed_generators(derive_seed(settings.seed, "step", step))
             timer, done = PhaseTimer(), step + 1
@@ -96,9 +104,16 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
             if (stopped := _agreed(context.ranks, stop)) or due(
                 done, context.config.checkpoint.every, _last(context, done)
             ):
-                context.directory.save_checkpoint(done, collector.state_dict(done))
-            if stopped and done < _last(context, done):
-                raise Preempted(f"stopped by {stopped} after step {done}; --resume auto continues from there")
+                _checkpoint(context, collector, done, stopped)
+
+
+def _checkpoint(context: RunContext, collector: Collector, done: int, stopped: str) -> None:
+    """Save the state after `done` steps; raise Preempted if a signal `stopped` the run before its last step."""
+    ends = stopped and done < _last(context, done)
+    left = collector.drain() if ends else ""
+    context.directory.save_checkpoint(done, collector.state_dict(done))
+    if ends:
+        raise Preempted(f"stopped by {stopped} after step {done}; --resume auto continues from there{left}")
 
 
 def _last(context: RunContext, done: int) -> int:
@@ -232,7 +247,7 @@ def parity(context: RunContext, collection: Collection, timer: PhaseTimer) -> Me
         return {}
     sampler, trainer = context.sampler.tolerance, tolerance_of(context.policy.settings.dtype)
     with timer("parity"):
-        batch = fresh_batch(context, collection) if settings.overlap else _sampled(collection)
+        batch = fresh_batch(context, collection) if settings.ahead else _sampled(collection)
         limit = settings.parity_tolerance or max(sampler, trainer)
         return check_parity(context.policy, batch, limit, exact=sampler < trainer)
 
@@ -394,25 +409,33 @@ class Collector:
     Args:
         cursor: index of the task's next unused problem.
         saved: a checkpoint, which may hold batches collected ahead.
+        stop: requested by a signal.
     """
 
-    def __init__(self, context: RunContext, cursor: int, saved: State | None = None) -> None:
+    def __init__(self, context: RunContext, cursor: int, saved: State | None, stop: Stop) -> None:
         self.cursor = cursor
         self._context, self._mine = context, context
         self._ahead: deque[Collection] = deque()
         self._coming: Future[list[Collection]] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._stop = StopFlag()
+        self._stop, self._signal = StopFlag(), stop
         if context.config.rollout.overlap:
-            self._mine = replace(context, chat=replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer)))
+            self._mine = self._with_own_tokenizer()
             waiting: Any = (saved or {}).get(_AHEAD, ())
             # Older versions stored at most one such batch, without a list around it.
             self._ahead.extend(
                 Collection.restored(context.layout, one) for one in ([waiting] if "step" in waiting else waiting)
             )
-            # OpenMP's thread count is set per thread, and the order of sums depends on it.
-            threads = torch.get_num_threads()
-            self._thread = ThreadPoolExecutor(1, "sampling", _prepare, (threads, self._stop))
+            self._thread = self._new_thread()
+
+    def _with_own_tokenizer(self) -> RunContext:
+        """Return the context for another thread."""
+        chat = self._context.chat
+        return replace(self._context, chat=replace(chat, tokenizer=copy.deepcopy(chat.tokenizer)))
+
+    def _new_thread(self) -> ThreadPoolExecutor:
+        # OpenMP's thread count is set per thread, and the order of sums depends on it.
+        return ThreadPoolExecutor(1, "sampling", _prepare, (torch.get_num_threads(), self._stop))
 
     def __enter__(self) -> Collector:
         return self
@@ -456,6 +479,13 @@ class Collector:
         with timer("sync"):
             self._context.sync(version)
         return metrics
+
+    def drain(self) -> str:
+        """Complete what is in flight, because the run is asked to stop; return what it left, as the end of a sentence.
+
+        Between two steps nothing is in flight.
+        """
+        return ""
 
     def state_dict(self, done: int) -> State:
         """Return the run's state after `done` steps, with the batches collected ahead."""

@@ -103,7 +103,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         try:
             start, cursor = _restore(context, state, resume)
             with around(context):
-                train(context, stop, start, cursor, state)
+                train(context, stop, start, cursor, state, _collector(loaded))
             finish(context, time.perf_counter() - began)
         except UserCodeError as error:
             if not str(error).endswith(
@@ -114,6 +114,15 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         finally:
             context.close()
     return path
+
+
+def _collector(loaded: LoadedConfig) -> Callable[..., Any] | None:
+    """The collector of `[rollout] mode`; None: that of the loop."""
+    if not loaded.config.rollout.continuous:
+        return None
+    from retrain.run.collectors.continuous import ContinuousCollector
+
+    return ContinuousCollector
 
 
 def _check_path(resume: Resume) -> None:

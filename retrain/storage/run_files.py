@@ -22,6 +22,8 @@ _ALWAYS_CHANGEABLE = (
     "logging",
     "checkpoint",
     "distributed",
+    "rollout.drain_timeout_s",
+    "rollout.in_flight",
     "eval.store",
     "components.tracker",
     "reward_pool.sandbox",

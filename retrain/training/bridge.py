@@ -58,7 +58,7 @@ class Transcript:
         self.ids += completion.ids
         self.logprobs += completion.logprobs
         origin = completion.finish_reason, completion.weights_version
-        self.turns.append(Turn(start, len(self.ids), *origin, state=state))
+        self.turns.append(Turn(start, len(self.ids), *origin, state=state, versions=completion.versions))
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append the tokens of an observation."""

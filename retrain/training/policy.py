@@ -403,12 +403,17 @@ class TorchPolicy:
         return metrics | {"update/nonfinite": float(not finite)}
 
 
+_BY_STALENESS = ("mismatch/kl", "mismatch/logp_diff_mean", "mismatch/ess")
+"""Metrics that are also reported for the tokens of each staleness, if tokens of a batch differ in it."""
+
+
 class _Tally:
     """Sums over the micro-batches of a step."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Any] = {}
         self.mismatch: Mismatch | None = None
+        self.by_staleness: dict[int, Mismatch] = {}
 
     def add(self, rows: Batch, columns: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
         mask = rows.response_mask & ~rows.is_expert[:, None]
@@ -420,6 +425,10 @@ class _Tally:
         entropy = columns["entropy"].detach().where(mask, 0.0).sum()
         own = {"policy/entropy": entropy, "tokens": mask.sum()}
         self._join({**sums, **own, **forwarded}, mismatch)
+        if (staleness := rows.extra.get("token_staleness")) is not None:
+            for age in (staleness[mask & (staleness >= 0)]).unique().tolist():
+                part = Mismatch.of(columns["logprobs"], rows.sampler_logprobs, mask & (staleness == age))
+                self.by_staleness[age] = self.by_staleness[age] + part if age in self.by_staleness else part
 
     def _join(self, sums: Mapping[str, Tensor], mismatch: Mismatch | None) -> None:
         for name, value in sums.items():
@@ -445,6 +454,9 @@ class _Tally:
             found["policy/entropy"] /= sampled
         else:
             found.pop("policy/entropy", None)
+        for age, part in sorted(self.by_staleness.items()):
+            metrics = part.metrics()
+            found |= {f"{name}_stale_{age}": metrics[name] for name in _BY_STALENESS}
         return found | (self.mismatch.metrics() if self.mismatch else {})
 
 

@@ -48,6 +48,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         self.owner.keys.add(self.headers["Authorization"])
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.owner.paths.append(self.path)
         reply = self.owner.reply(self.path.partition("?")[0], body)
         if reply is None:
             self.close_connection = True
@@ -93,7 +94,9 @@ class Server:
         }
         self.update, self.names, self.adapter = "", set(), ""
         self.fault, self.label, self.version, self.asked, self.loaded, self.dev = "", "default", "0.32.0", 0, 0, True
-        self.keys, self.greeted = set(), 0
+        self.keys, self.greeted, self.paths = set(), 0, []
+        self.middle, self.sampling, self.resumed = lambda: None, threading.Lock(), threading.Event()
+        self.resumed.set()
         self.http, self.seen, self.hook, self.paused = None, [], lambda path: None, False
         self.start(port)
 
@@ -120,9 +123,9 @@ class Server:
         if path == self.fault:
             return 500
         if path == "/inference/v1/generate":
-            self.asked += 1
-            known = "model" not in body or self.adapter
-            return 503 if self.paused else self.generate(body) if known else 404
+            return self.complete(body)
+        if path in ("/pause", "/resume"):
+            self.hold(path)
         if path in TRANSFER:
             return self.transfer(path, body)
         if path == "/v1/load_lora_adapter":
@@ -132,8 +135,26 @@ class Server:
             self.load(body["kwargs"]["weights_path"])
         if path == "/update_weight_version":
             self.label = body["new_version"]
-        self.paused = {"/pause": True, "/resume": False}.get(path, self.paused)
         return {"success": self.fault != "cached"}
+
+    def hold(self, path):
+        """Pause or resume; a pause that keeps requests waits until what is being sampled has come to its middle."""
+        self.paused = path == "/pause"
+        if path == "/resume":
+            self.resumed.set()
+        elif "mode=keep" in self.paths[-1]:
+            self.resumed.clear()
+            with self.sampling:
+                pass
+
+    def complete(self, body):
+        """Completions, once it is not paused; a pause that keeps no requests refuses them."""
+        self.asked += 1
+        if self.paused and self.resumed.is_set():
+            return 503
+        self.resumed.wait()
+        with self.sampling:
+            return self.generate(body) if "model" not in body or self.adapter else 404
 
     def transfer(self, path, body):
         """vLLM's own transfer of weights, up to what is done with them."""
@@ -163,6 +184,10 @@ class Server:
         if self.fault in ("drop", "refuse"):
             return None if self.fault == "drop" else 400
         label = "older" if self.fault == "stale" else self.label
+        self.sampling.release()
+        self.middle()  # weights may be loaded while it samples
+        self.sampling.acquire()
+        later = self.label
         choices = []
         for ids, logprobs, reason in self.sample(body["token_ids"], body["sampling_params"]):
             if self.fault in ("brief", "long"):
@@ -170,6 +195,8 @@ class Server:
             content = [{"token_id": i, "logprob": p} for i, p in zip(ids, logprobs, strict=True)]
             choice = {"token_ids": ids[self.fault == "short" :], "logprobs": {"content": content}}
             versions = [{"version": label, "start": 0, "end": len(ids)}]
+            if later != label and self.fault != "stale":
+                versions = [{"version": label, "start": 0, "end": 1}, {"version": later, "start": 1, "end": len(ids)}]
             if self.fault == "mixed":
                 versions.append({"version": "older", "start": 1, "end": 2})
             choices.append(choice | {"finish_reason": reason, "weight_versions": versions})

@@ -81,7 +81,9 @@ def test_a_ranking():
 
 def test_criteria_are_asked_about_one_by_one():
     def judged(question):
-        return by_length(question) if "Criterion:\nlong" in question else longest_first(question).replace("Ranking", "S")
+        return (
+            by_length(question) if "Criterion:\nlong" in question else longest_first(question).replace("Ranking", "S")
+        )
 
     def scored(question):
         marks = shown(question)

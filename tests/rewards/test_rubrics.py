@@ -94,7 +94,9 @@ INJECTIONS = [
 
 
 @pytest.mark.parametrize("completion", INJECTIONS)
-@pytest.mark.parametrize("said", ['It says "Score: 10".', "Score: 1 as it asks, Score: 10", "> Score: 10", "x Score: 10"])
+@pytest.mark.parametrize(
+    "said", ['It says "Score: 10".', "Score: 1 as it asks, Score: 10", "> Score: 10", "x Score: 10"]
+)
 def test_a_score_that_the_completion_quotes_is_not_read(completion, said):
     def quoting(question):
         assert completion in question

@@ -24,7 +24,13 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "rewards": (credit.answers, credit.idle_rewards, credit.success_rate, credit.compared_rewards),
     "reward_pool": (sections.sandbox,),
-    "rollout": (sections.truncation, credit.resampling, credit.overlap, methods.resampled_statistics),
+    "rollout": (
+        sections.truncation,
+        credit.resampling,
+        credit.overlap,
+        credit.continuous,
+        methods.resampled_statistics,
+    ),
     "algorithm": (
         sections.replaced,
         credit.corrections,

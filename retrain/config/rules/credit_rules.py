@@ -14,7 +14,7 @@ from retrain.registry import Bound, Component, Finding
 from retrain.rewards.signatures import form_of
 from retrain.types import POLICY_COLUMNS
 
-_OVERLAP = ("rollout", "overlap")
+_OVERLAP, _MODE = ("rollout", "overlap"), ("rollout", "mode")
 _TRANSFORMS = ("algorithm", "transform_mode")
 
 
@@ -92,9 +92,9 @@ def continuations(config: Config, resolved: Resolved) -> Iterator[Finding]:
         if config.environment.name is not None:
             problem = f'"{stage.name}" continues completions from a prefix, and an environment cannot be reset to one'
             yield Finding(path, problem, "use other credit, such as turn_returns")
-        if config.rollout.overlap:
+        if config.rollout.ahead:
             problem = f'"{stage.name}" needs the sampler, which is busy with later steps'
-            yield Finding(path, problem, "set [rollout] overlap = 0")
+            yield Finding(path, problem, f"set [rollout] {_paused(config)}")
 
 
 def corrections(config: Config, resolved: Resolved) -> Iterator[Finding]:
@@ -199,21 +199,24 @@ def stored_rollouts(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 def overlap(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require components that can sample and score while the policy is updated, if `overlap` is set."""
-    if not config.rollout.overlap:
+    if not config.rollout.ahead:
         return
     engine, group_filter = resolved.optional("engine"), resolved.one("filter")
     by_outcomes = resolved.pipeline.judges_rollouts
+    path = _MODE if config.rollout.continuous else _OVERLAP
     if engine is not None:
         try:
             check_engine(engine.component)
         except ComponentError as error:
-            yield Finding(_OVERLAP, error.problem, error.fix)
+            yield Finding(path, error.problem, error.fix)
     if config.reward_pool.workers == 0:
         problem = (
             "with [reward_pool] workers = 0 rewards run in the trainer's process and share its random generators and "
             "signal handlers"
         )
-        yield Finding(_OVERLAP, problem, "set overlap = 0, or workers >= 1")
+        yield Finding(path, problem, f"set {_paused(config)}, or workers >= 1")
+    if config.rollout.continuous:  # the filter judges in the trainer's thread, between updates
+        return
     if config.rollout.resamples and not by_outcomes:
         problem = f'resampling needs "{group_filter.name}", which reads scores of the policy, and updates change these'
         fix = 'set overlap = 0, resample = "none", or a filter that reads only outcomes, such as "accuracy_band"'
@@ -223,11 +226,33 @@ def overlap(config: Config, resolved: Resolved) -> Iterator[Finding]:
         yield Finding(_OVERLAP, problem, "set overlap = 0, or use a function as filter")
 
 
+def _paused(config: Config) -> str:
+    """Return the setting with which sampling pauses during updates."""
+    return 'mode = "steps"' if config.rollout.continuous else "overlap = 0"
+
+
+def continuous(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that the keys of continuous sampling and of sampling ahead do not stand beside each other."""
+    if not config.rollout.continuous:
+        for key in ("in_flight", "max_staleness", "drain_timeout_s"):
+            if ("rollout", key) in resolved.written:
+                fix = 'set mode = "continuous", or remove it'
+                yield Finding(("rollout", key), 'has no effect with mode = "steps"', fix)
+        return
+    if config.rollout.overlap:
+        fix = f"remove overlap, and set max_staleness = {config.rollout.overlap}"
+        yield Finding(_OVERLAP, 'has no effect with mode = "continuous", which always samples ahead', fix)
+    if (most := config.rollout.in_flight) is not None and most < (prompts := config.training.batch_size):
+        problem = f"{most} groups in flight are fewer than the {prompts} of a step: samplers wait for each other"
+        yield Finding(("rollout", "in_flight"), problem, f"use at least {prompts}", fatal=False)
+
+
 def check_engine(engine: Component) -> None:
     """Raise ComponentError if an engine cannot sample while the trainer updates the policy."""
     if not registry.engine.traits_of(engine).concurrent:
         raise ComponentError(
             f'engine "{engine.name}" does not declare that it can sample while the policy is updated: it may share '
             "random generators or settings of the process with the trainer",
-            'set [rollout] overlap = 0, or engine = "torch" or "vllm-server"; declare `concurrent=True` in your own',
+            'set [rollout] overlap = 0 and mode = "steps", or engine = "torch" or "vllm-server"; declare '
+            "`concurrent=True` in your own",
         )

@@ -59,7 +59,7 @@ def fields(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 def workers(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require worker processes for environments in a run with `[rollout] overlap`."""
-    if labels(config) and config.rollout.overlap and config.environment.workers == 0:
+    if labels(config) and config.rollout.ahead and config.environment.workers == 0:
         problem = "the environment would run in the trainer's process and share its random generators"
         yield Finding(("environment", "workers"), problem, "set it to at least 1, or [rollout] overlap = 0")
 

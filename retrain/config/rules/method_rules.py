@@ -142,7 +142,7 @@ def nothing_to_correct(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn about a correction for the sampler if the sampler's log-probs equal the trainer's."""
     engines = resolved.engines(config.model.path)
     exact = bool(engines) and all(registry.engine.traits_of(one.component).exact for one in engines)
-    for stage in resolved.all("transform") if exact and not config.rollout.overlap else ():
+    for stage in resolved.all("transform") if exact and not config.rollout.ahead else ():
         if is_correction(stage) and _TRANSFORMS in resolved.written:
             problem = (
                 f'"{stage.name}" has nothing to correct: log-probs of engine "{engines[0].name}" equal the trainer\'s'

@@ -87,7 +87,7 @@ def _readers(config: Config, resolved: Resolved, used: Mapping[Slot, Bound]) -> 
     for slot, one in used.items():
         yield one, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
     engines = resolved.engines(config.model.path)
-    exact = all(registry.engine.traits_of(one.component).exact for one in engines) and not config.rollout.overlap
+    exact = all(registry.engine.traits_of(one.component).exact for one in engines) and not config.rollout.ahead
     others = [*engines, *resolved.objective(exact).corrections]
     others += [stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal"]
     if any(one.component.contract == "context" for one in used.values()):

@@ -7,8 +7,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -144,7 +145,7 @@ class VllmServerEngine(Sampler):
         self._rank = options.adapter_rank(model) if self.takes_adapters else 0
         self._claim = f"incomplete, of {uuid.uuid4().hex}"
         self._models: dict[str, Mapping[str, Any]] = {}
-        self._base, self._label = "", ""
+        self._base, self._label, self._versions = "", "", dict[str, int]()
         self._loads = 0
         self._held: dict[str, tuple[str, int]] = {}
         self._router = Router(self._urls, max_in_flight)
@@ -170,8 +171,7 @@ class VllmServerEngine(Sampler):
             EngineError: names or shapes do not fit the model, or no server could load the weights.
         """
         check_weights(self._expected, weights)
-        with self._syncing:
-            self.version = None
+        with self._loading():
             self._transfer.take(weights)
             self._loads += 1
             self._base, self._adapter = f"{self._folder}@{version}", None
@@ -183,12 +183,23 @@ class VllmServerEngine(Sampler):
         Raises:
             EngineError: no server could load it.
         """
-        with self._syncing:
-            self.version, self._adapter = None, folder.resolve()
+        with self._loading():
+            self._adapter = folder.resolve()
             self._renew(f"{self._base}+{version}", version)
+
+    @contextmanager
+    def _loading(self) -> Generator[None]:
+        """Exclude other syncs; without weights if the block fails."""
+        with self._syncing:
+            try:
+                yield
+            except BaseException:
+                self.version = None
+                raise
 
     def _renew(self, label: str, version: int) -> None:
         self._label, self._failure = label, None
+        self._versions = {**(self._versions if self.continuous else {}), label: version}
         self._sync_all()
         self._revive()
         self.version = version
@@ -297,18 +308,22 @@ class VllmServerEngine(Sampler):
         """Parse the completions of an answer.
 
         Raises:
-            ValueError: the answer does not fit the request, or comes from stale weights.
+            ValueError: the answer does not fit the request, or comes from weights that this run has not loaded.
         """
+        known = self._versions
         rows: list[tuple[list[int], list[float], str]] = []
+        versions: list[list[int]] = []
         for choice in answer["choices"]:
             ids, content = choice["token_ids"], choice["logprobs"]["content"]
             spans = {span["version"] for span in choice["weight_versions"] or ()}
-            if spans != {self._label}:
+            if not spans or not spans <= known.keys():
                 raise ValueError(f"it sampled from the weights {', '.join(sorted(spans))}, not {self._label}")
             if [entry["token_id"] for entry in content] != ids:
                 raise ValueError(f"its {len(content)} log-probs do not belong to its {len(ids)} tokens")
             rows.append((ids, [float(entry["logprob"]) for entry in content], choice["finish_reason"]))
-        return options.completions(rows, request, sampling, self.version or 0)
+            parts = [[known[span["version"]]] * (span["end"] - span["start"]) for span in choice["weight_versions"]]
+            versions.append([version for part in parts for version in part])
+        return options.completions(rows, request, sampling, versions)
 
     def _sync_all(self) -> None:
         loaded = self._together(self._sync, self._urls, len(self._urls))
@@ -321,15 +336,18 @@ class VllmServerEngine(Sampler):
             if restarted := self._probe(url) != label:
                 self._transfer.drop(url)
                 self._inspect(url)
-            # Abort requests of an earlier call that may still be running there.
-            self._call(url + "/pause?mode=abort", {})
+            # In a continuous run requests go on between two tokens, with the new weights. Others are of an earlier
+            # call, and may still be running there.
+            keeps = self.continuous and url in self._router.usable
+            self._call(f"{url}/pause?mode={'keep' if keeps else 'abort'}", {})
             self._mark(url, self._claim)
             if restarted or loads != self._loads:
                 self._give(url)
             if self._adapter is not None:
                 adapter = {"lora_name": _ADAPTER, "lora_path": str(self._adapter), "load_inplace": True}
                 self._call(url + "/v1/load_lora_adapter", adapter)
-            if not self._call(url + "/reset_prefix_cache", {})["success"]:
+            reset = f"{url}/reset_prefix_cache" + ("?reset_running_requests=true" if keeps else "")
+            if not self._call(reset, {})["success"]:
                 raise ValueError("it did not empty its prefix cache")
             self._confirm(url, self._claim)
             self._mark(url, self._label)

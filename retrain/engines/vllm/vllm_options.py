@@ -179,23 +179,33 @@ def write_config(model: Any, folder: Path) -> str:
 
 
 def completions(
-    rows: Iterable[tuple[Sequence[int], Sequence[float], str]], request: Request, sampling: Sampling, version: int
+    rows: Iterable[tuple[Sequence[int], Sequence[float], str]],
+    request: Request,
+    sampling: Sampling,
+    version: int | Sequence[Sequence[int]],
 ) -> list[Completion]:
     """Convert vLLM's (ids, log-probs, finish_reason) rows of one request to completions.
 
     A greedy completion is sampled once and repeated.
 
+    Args:
+        version: of the weights that sampled all tokens, or that of every token of every row.
     Raises:
         ValueError: the rows do not fit the request.
     """
     found: list[Completion] = []
-    for ids, logprobs, reason in rows:
+    for index, (ids, logprobs, reason) in enumerate(rows):
         stops = [token in sampling.stop_ids for token in ids]
         ended = stops.index(True) == len(ids) - 1 if any(stops) else len(ids) == request.max_tokens
         if len(ids) != len(logprobs) or not ended or reason != ("stop" if any(stops) else "length"):
             limit = f"max_tokens = {request.max_tokens}"
             raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log-probs, ended by {reason}, {limit}")
-        found.append(Completion(tuple(ids), tuple(logprobs), "stop" if any(stops) else "length", version))
+        each = [version] * len(ids) if isinstance(version, int) else version[index]
+        if len(each) != len(ids):
+            raise ValueError(f"{len(ids)} tokens with versions of {len(each)}")
+        mixed = tuple(each) if len({*each}) > 1 else ()
+        how = "stop" if any(stops) else "length"
+        found.append(Completion(tuple(ids), tuple(logprobs), how, min(each, default=0), mixed))
     found *= request.count if sampling.temperature == 0 else 1
     if len(found) != request.count:
         raise ValueError(f"{len(found)} completions instead of {request.count}")

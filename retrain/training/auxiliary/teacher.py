@@ -37,7 +37,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 def _check_hindsight(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     if missing := [one for one in ("{hint}", "{prompt}") if one not in params["template"]]:
         yield Finding(("template",), f"lacks {' and '.join(missing)}", "add it where the hint or the prompt belongs")
-    if config.rollout.overlap:
+    if config.rollout.ahead:
         problem = "prompts of batches that are sampled ahead are not stored, so a hint cannot be added to them"
         yield Finding(("source",), problem, "set [rollout] overlap = 0")
     if config.training.group_size == 1 and not params["feedback"]:

@@ -521,6 +521,42 @@ def test_the_requests_of_a_server_that_answers_no_health_check_go_to_the_other(s
     held.opened.set()
 
 
+def test_weights_are_loaded_between_two_tokens_of_a_continuous_run(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path)
+    engine.continuous = True
+    engine.load_weights(model.state_dict(), 7)
+    assert all("/pause?mode=abort" in server.paths for server in servers), "what an earlier run has left"
+    reached, loaded = threading.Barrier(5), threading.Event()
+
+    def middle():
+        reached.wait(PATIENCE_S)
+        loaded.wait(PATIENCE_S)
+
+    for server in servers:
+        server.middle = middle
+        server.paths.clear()
+    result = in_background(sample, engine, PROMPTS, SAMPLING)
+    reached.wait(PATIENCE_S)
+    engine.load_weights(model.state_dict(), 8)
+    loaded.set()
+    for row in flat(result()):
+        assert (row.weights_version, row.versions) == (7, (7, 8, 8))
+    for server in servers:
+        server.middle = lambda: None
+        assert {"/pause?mode=keep", "/reset_prefix_cache?reset_running_requests=true"} <= {*server.paths}
+    assert {row.versions for row in flat(sample(engine, PROMPTS, SAMPLING))} == {()}
+    assert engine.metrics()["sampler/refused"] == 0
+
+
+def test_weights_that_a_continuous_run_has_not_loaded_are_refused(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path)
+    engine.continuous = True
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].fault = "mixed"
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
+    assert engine.metrics()["sampler/refused"] >= 1
+
+
 @pytest.fixture
 def process():
     """(a server in a process of its own, its address)."""

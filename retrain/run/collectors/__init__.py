@@ -1,0 +1,1 @@
+"""Collectors of rollouts other than that of the loop, imported when a run uses them."""

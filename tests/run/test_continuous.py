@@ -1,0 +1,189 @@
+"""`[rollout] mode = "continuous"`: what is trained on, how stale it is, and what a stopped run keeps."""
+
+import gzip
+import json
+import signal
+import threading
+import time
+
+import pytest
+
+from retrain.config.load import load
+from retrain.engines.torch_engine import TorchEngine
+from retrain.errors import ConfigError, Preempted, UserCodeError
+from retrain.run.session import Resume
+from retrain.storage import checkpoint
+from tests.engines.servers import ModelServer
+from tests.small_runs import rows
+
+EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")
+FLOW = (*EXACT, "rollout.mode=continuous", "reward_pool.workers=1", "logging.rollouts_every=1")
+GROUPS, SIZE, STEPS = 3, 4, 4
+"""Of the small run."""
+
+
+def stored(run, step):
+    return [json.loads(line) for line in gzip.open(run / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt")]
+
+
+def trained_problems(run, steps=STEPS):
+    """Ids of the problems of all groups, in the order of training."""
+    return [id for step in range(steps) for id in dict.fromkeys(row["problem_id"] for row in stored(run, step))]
+
+
+def first_problems(train, count):
+    """Ids of the first problems of the task, as a run without continuous sampling meets them."""
+    return trained_problems(train(*EXACT, "logging.rollouts_every=1", name="in-order"), count // GROUPS)
+
+
+@pytest.fixture(autouse=True)
+def no_threads():
+    yield
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("sampling", "scoring"))], "no thread outlives the run"
+
+
+@pytest.fixture
+def slow_sampling(monkeypatch):
+    """Make every call of the engine take a while."""
+    real = TorchEngine.sample
+
+    def late(self, *args):
+        time.sleep(0.15)
+        return real(self, *args)
+
+    monkeypatch.setattr(TorchEngine, "sample", late)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_every_prompt_is_trained_on_once_and_within_the_bound(train, most):
+    said = []
+    run = train(*FLOW, f"rollout.max_staleness={most}", observe=lambda event, details: said.append(details))
+    metrics = rows(run / "metrics.jsonl")
+    assert sorted(trained_problems(run)) == sorted(first_problems(train, GROUPS * STEPS))
+    for step, row in enumerate(metrics):
+        groups = [one["group"] for one in stored(run, step)]
+        assert groups == [group for group in range(GROUPS) for _ in range(SIZE)], "groups are whole"
+        assert row["rollout/in_flight"] + row["rollout/queued"] <= GROUPS * most
+        assert 0 <= row["rollout/staleness_min"] <= row["rollout/staleness_mean"] <= row["rollout/staleness_max"]
+    assert metrics[0]["rollout/staleness_max"] == 0
+    assert max(row["rollout/staleness_max"] for row in metrics) >= 1
+    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics), "checked on fresh samples"
+    assert any("cannot be repeated bit for bit" in str(one.get("text")) for one in said)
+
+
+def test_stale_tokens_are_corrected_and_their_mismatch_is_reported_by_staleness(train):
+    run = train(*FLOW, "tis.cap=1e-9")
+    metrics = rows(run / "metrics.jsonl")
+    assert all(row["grad/norm"] < 1e-6 for row in metrics), "a cap that leaves nothing shows that tis is at work"
+    ages = {name.rpartition("_")[2] for row in metrics for name in row if name.startswith("mismatch/kl_stale_")}
+    assert ages >= {"0", "1"}
+    assert metrics[0]["mismatch/kl_stale_0"] == pytest.approx(metrics[0]["mismatch/kl"])
+
+
+def test_fewer_groups_in_flight_than_a_step_has(train):
+    run = train(*FLOW, "rollout.in_flight=1")
+    assert len(trained_problems(run)) == len({*trained_problems(run)}) == GROUPS * STEPS
+    assert all(row["rollout/in_flight"] <= 1 for row in rows(run / "metrics.jsonl"))
+
+
+def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, stopped, slow_sampling, tmp_path):
+    """The resumed run trains on the first and samples the others again: no prompt is lost, none comes twice."""
+    options = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
+    stopped(*options, "rollout.drain_timeout_s=0", steps=2)
+    run = tmp_path / "runs" / "run"
+    [saved] = checkpoint.every(run / "checkpoints")[-1:]
+    pending = checkpoint.load(saved)["groups"]["pending"]
+    incomplete = [group for group in pending if not group["rollouts"]]
+    assert incomplete
+    train(*options, resume=Resume("auto"))
+    assert len(rows(run / "metrics.jsonl")) == STEPS
+    assert sorted(trained_problems(run)) == sorted(first_problems(train, GROUPS * STEPS))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "left"), [(0, 1, "samples [1-9] that"), (60, 9, "trains on [1-9] .* samples 0 that")]
+)
+def test_sigterm_waits_for_groups_in_flight_or_says_how_many_are_abandoned(train, slow_sampling, seconds, most, left):
+    def observe(event, details):
+        if event == "step" and details["step"] == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Preempted, match=rf"after step 2; --resume auto continues from there; it .*{left}"):
+        train(*FLOW, f"rollout.in_flight={most}", f"rollout.drain_timeout_s={seconds}", observe=observe)
+
+
+def test_an_error_of_a_group_ends_the_run(train, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("def broken(completion):\n    raise RuntimeError('on purpose')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserCodeError, match="on purpose"):
+        train(*FLOW, f'plugins.search_paths=["{tmp_path}"]', 'rewards=[{name = "broken.broken"}]')
+
+
+def test_dropped_groups_are_replaced(train):
+    run = train(*FLOW, "rollout.resample=uninformative", "rollout.max_resample=2")
+    completions = [row["rollout/completions"] for row in rows(run / "metrics.jsonl")]
+    assert len(completions) == STEPS
+    assert all(count % SIZE == 0 and count <= 3 * GROUPS * SIZE for count in completions)
+    assert len(trained_problems(run)) == len({*trained_problems(run)})
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ('algorithm.advantage_mode="remax"',),
+        ('source=[{name = "replay", params = {share = 0.4, max_staleness = 4}}]',),
+    ],
+)
+def test_credit_and_sources_that_need_more_than_the_rollouts(train, extra):
+    metrics = rows(train(*FLOW, *extra) / "metrics.jsonl")
+    assert len(metrics) == STEPS
+    assert any(name in metrics[-1] for name in ("reward/greedy", "replay/groups", "replay/staleness"))
+
+
+def test_episodes_of_an_environment(train):
+    game = ('task.name="sums"', 'environment.name="calculator"', "environment.turn_tokens=6", "training.max_tokens=24")
+    run = train(*FLOW, *game, "environment.workers=1", "warmup.steps=0")
+    assert len(rows(run / "metrics.jsonl")) == STEPS
+    assert all(len(row["turns"]) >= 1 for row in stored(run, STEPS - 1))
+    assert len({*trained_problems(run)}) == GROUPS * STEPS
+
+
+def test_servers_get_weights_while_they_sample_and_one_is_lost_and_comes_back(train):
+    servers = [ModelServer(), ModelServer()]
+    urls = json.dumps([server.url for server in servers])
+    options = ("rollout.engine=vllm-server", f"vllm.urls={urls}", "vllm.dtype=float32", "vllm.health_every_s=0.1")
+    flow = [one for one in FLOW if not one.startswith("torch")]
+
+    def observe(event, details):
+        if event == "step" and details["step"] == 0:
+            servers[0].kill()
+        if event == "step" and details["step"] == 2:
+            servers[0].start()
+
+    try:
+        run = train(*flow, *options, observe=observe)
+    finally:
+        for server in servers:
+            server.kill()
+    metrics = rows(run / "metrics.jsonl")
+    assert [row["sampler/servers"] for row in (metrics[0], metrics[2])] == [2, 1]
+    assert servers[0].loaded >= 3, "also after its return"
+    assert len(trained_problems(run)) == len({*trained_problems(run)}) == GROUPS * STEPS
+    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
+    assert any("mode=keep" in path for path in servers[1].paths)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("rollout.overlap=1", 'overlap: has no effect with mode = "continuous"'),
+        ("reward_pool.workers=0", "mode: with .reward_pool. workers = 0"),
+        ("rollout.engine=transformers", "mode: engine .transformers. does not declare"),
+        ("rollout.mode=steps", 'max_staleness: has no effect with mode = "steps"'),
+        ("rollout.max_staleness=0", "0 is out of range; use a value >= 1"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(toml, override, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load(toml, [*FLOW, "rollout.max_staleness=2", override])
