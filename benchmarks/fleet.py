@@ -5,8 +5,8 @@ groups of 8 episodes for each server and a trainer that grows with the fleet, so
 
 Where the latencies come from. They are assumptions in the range of an 8 B model on one GPU per server, not measured
 here: a decoding step of 20 ms and 0.1 ms for each completion in flight; log-normal lengths, median 1,000 tokens, sigma
-0.8, cut at 8,192; a tool call with probability 0.5 after each of the first turns, log-normal, median 1 s, sigma 1; a server
-that fails once in two hours of its time and needs two minutes to come back. `--run RUN` takes the lengths of a run's
+0.8, cut at 8,192; a tool call with probability 0.5 after each of the first turns, log-normal, median 1 s, sigma 1; a
+server that fails once in two hours of its time and needs two minutes to come back. `--run RUN` takes the lengths of a run's
 stored rollouts instead of the log-normal ones, and `--token-ms`, `--update-s` and `--mtbf-s` change the rest.
 
     python benchmarks/fleet.py [--steps 30 --servers 1 8 64] [--run runs/NAME]
@@ -244,15 +244,16 @@ def main() -> None:
     lengths = list(stored_lengths(options.run)) if options.run else []
     lengths = lengths or [min(8192, int(1000 * drawn.lognormvariate(0.0, 0.8))) for _ in range(10000)]
     print(
-        "| servers | sampling | s a step | trainer busy | completions in flight on a server | staleness, mean | largest |"
+        "| servers | sampling | s a step | trainer busy | completions in flight on a server | "
+        "staleness, mean | largest |"
     )
     print("|---|---|---|---|---|---|---|")
     for count in options.servers:
         for policy in POLICIES:
             found = simulate(count, policy, options, lengths)
             print(
-                f"| {count} | {policy.name} | {found['step_s']:.0f} | {found['trainer']:.0%} | {found['in_flight']:.0f} "
-                f"| {found['staleness']:.1f} | {found['largest']:.0f} |",
+                f"| {count} | {policy.name} | {found['step_s']:.0f} | {found['trainer']:.0%} "
+                f"| {found['in_flight']:.0f} | {found['staleness']:.1f} | {found['largest']:.0f} |",
                 flush=True,
             )
 
