@@ -4,10 +4,11 @@ Nothing is sampled: time is virtual, and requests go through the router of the e
 groups of 8 episodes for each server and a trainer that grows with the fleet, so that its step takes a fixed time.
 
 Where the latencies come from. They are assumptions in the range of an 8 B model on one GPU per server, not measured
-here: a decoding step of 20 ms and 0.1 ms for each completion in flight; log-normal lengths, median 1,000 tokens, sigma
-0.8, cut at 8,192; a tool call with probability 0.5 after each of the first turns, log-normal, median 1 s, sigma 1; a
-server that fails once in two hours of its time and needs two minutes to come back. `--run RUN` takes the lengths of a run's
-stored rollouts instead of the log-normal ones, and `--token-ms`, `--update-s` and `--mtbf-s` change the rest.
+here: a decoding step of 20 ms and 0.1 ms for each completion in flight; log-normal lengths, median 1,000 tokens,
+sigma 0.8, cut at 8,192; a tool call with probability 0.5 after each of the first turns, log-normal, median 1 s, sigma
+1; a server that fails once in two hours of its time and needs two minutes to come back. `--run RUN` takes the lengths
+of a run's stored rollouts instead of the log-normal ones, and `--token-ms`, `--update-s` and `--mtbf-s` change the
+rest.
 
     python benchmarks/fleet.py [--steps 30 --servers 1 8 64] [--run runs/NAME]
 """
