@@ -11,10 +11,12 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from retrain import registry
+from retrain.algorithms.transforms.token_stages import transform_chain
 from retrain.config.document import Document, flat, fork, merge, read, show
 from retrain.config.positions import Path
 from retrain.config.sections.heldout import EvalSet
 from retrain.errors import ConfigProblem
+from retrain.registry.built_in import BUILT_IN
 
 _MODE: Path = ("algorithm", "algorithm_mode")
 FOLDER = FilePath(__file__).parents[1] / "presets"
@@ -86,13 +88,27 @@ def _fill_in(document: Document, source: Document, name: str) -> Preset:
         if around := _set_already(document.data, path):
             place = document.at(around, *_replaces(name, path, value))
             overridden[show(path)] = f"{place.file}:{place.line}" if place.line else place.file
-            if place.line and (around != path or _value_at(document.data, path) != value):
+            if place.line and (around != path or not _is_same(path, _value_at(document.data, path), value)):
                 replaced.append(place)
         else:
             _put(document.data, path, value)
             below = {at: one for at, one in source.places.items() if at[: len(path)] == path or at == path[: len(at)]}
             document.places = below | document.places
     return Preset(name, source.file, keys, overridden, tuple(replaced))
+
+
+def _is_same(path: Path, own: Any, preset: Any) -> bool:
+    """Return True for equal values, and for two names of the same built-in components, such as "token-mean"."""
+    kind = next((one.name for one in registry.KINDS.values() if one.key == path), None)
+    return own == preset or (kind is not None and _targets(kind, own) == _targets(kind, preset))
+
+
+def _targets(kind: str, value: Any) -> list[Any]:
+    """Return what the names in the value of a key stand for; another value than a name stands for itself."""
+    given: list[Any] = [*value] if isinstance(value, list) else [value]
+    if kind == "transform" and isinstance(value, str):
+        given = [*transform_chain(value)]
+    return [BUILT_IN.get(kind, {}).get(one, one) if isinstance(one, str) else one for one in given]
 
 
 def _each_entry(found: Iterator[tuple[Path, Any]], data: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:

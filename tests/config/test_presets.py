@@ -118,6 +118,20 @@ def test_a_key_that_replaces_one_of_the_preset_is_a_warning_unless_it_is_the_sam
     ]
 
 
+@pytest.mark.parametrize(
+    ("preset", "key", "same", "other"),
+    [
+        ("grpo", "reduction", '"token-mean"', '"seq-mean-token-mean"'),
+        ("dapo", "advantage_mode", '"vanilla"', '"dca"'),
+        ("sepa", "transform_mode", '["sepa", "gtpo"]', '["sepa", "gtpo", "hicra"]'),
+        ("hicra", "transform_mode", '["hicra"]', '["gtpo"]'),
+    ],
+)
+def test_another_name_of_the_preset_s_component_replaces_nothing(preset, key, same, other, run):
+    assert run(using(preset, f"{key} = {same}\n")).warnings == ()
+    assert "replaces" in str(run(using(preset, f"{key} = {other}\n")).warnings[-1])
+
+
 MINE = """
 [ppo_clip]
 eps_high = 0.3

@@ -39,7 +39,7 @@ from retrain.errors import ConfigError
         ("[hicra]\nhicra_alpha = 0.2", "write [hicra] alpha = 0.2"),
         ("[hicra]\nhicra_entropy_topk = 0.3", "write [hicra] entropy_topk = 0.3"),
         ("[algorithm]\nuse_hicra = false", 'write [algorithm] algorithm_mode = "grpo"'),
-        ("[planning]\nuse_planning_tokens = true", 'algorithm_mode = "hicra" amplifies planning tokens'),
+        ("[planning]\nuse_planning_tokens = true", 'write [algorithm] algorithm_mode = "hicra" for planning tokens'),
         ('[algorithm]\nalgorithm_type = "mix"', 'write [algorithm] algorithm_mode = "mix"'),
         ("[algorithm]\nrepeat_times = 8", "write [training] group_size = 8"),
         ("[algorithm.sample_strategy_args]\nexpert_data_ratio = 0.25", "here [expert] ratio = 0.25"),

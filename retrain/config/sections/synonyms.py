@@ -218,8 +218,8 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "hicra_entropy_topk": _key("[hicra] entropy_topk"),
     "use_hicra": _by_value(_HICRA),
     "use_planning_tokens": _fixed(
-        '[algorithm] algorithm_mode = "hicra" amplifies planning tokens; with "hicra_entropy" they join the tokens of '
-        "high entropy if [hicra] use_planning_tokens = true"
+        '[algorithm] algorithm_mode = "hicra" for planning tokens alone, or "hicra_entropy" with [hicra] '
+        "use_planning_tokens = true for planning tokens and tokens of high entropy"
     ),
     **dict.fromkeys(("algorithm_type", "sample_strategy", "policy_loss_fn", "advantage_fn"), _by_value(_TRINITY)),
     "repeat_times": _key("[training] group_size"),
