@@ -5,6 +5,7 @@ Two servers serve every test; one that a test has killed is started again by the
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -359,6 +360,67 @@ def test_a_run_that_samples_ahead_goes_on_when_a_server_dies_in_the_middle_of_a_
     assert {row["sampler/servers"] for row in metrics} == {2, 1}
     assert ends(servers[1].process) == 5
     assert gone(group)
+
+
+CONTINUOUS = (
+    *("rollout.mode=continuous", "rollout.max_staleness=2", "rollout.drain_timeout_s=5", "reward_pool.workers=1"),
+    *("training.max_tokens=160", "logging.rollouts_every=1", "checkpoint.every=1", "checkpoint.keep=1"),
+    *("vllm.health_every_s=0.5", "eval.problems=0"),
+)
+
+
+def stored(run, step):
+    return [json.loads(line) for line in gzip.open(run / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt")]
+
+
+def problems(run, steps):
+    """Ids of the problems of all groups that were trained on."""
+    return [id for step in range(steps) for id in dict.fromkeys(row["problem_id"] for row in stored(run, step))]
+
+
+def test_a_continuous_run_gets_weights_between_tokens_and_a_lost_server_comes_back(servers, folder, tmp_path):
+    lost = servers[1]
+    group = lost.group
+
+    def observe(event, details):
+        if event == "step" and details["step"] == 1:
+            os.killpg(group, signal.SIGKILL)
+            ends(lost.process)
+        if event == "step" and details["step"] == 4:
+            lost.wait()
+
+    file = tmp_path / "run.toml"
+    file.write_text(RUN)
+    flags = options(servers, folder, tmp_path, "continuous")[1::2]
+    trained = run(load(file, [*flags, *CONTINUOUS, "training.max_steps=10"]), Resume(), observe)
+    metrics = rows(trained / "metrics.jsonl")
+    assert len(metrics) == 10
+    assert metrics[0]["sampler/servers"] == 2
+    assert min(row["sampler/servers"] for row in metrics[2:6]) == 1
+    assert metrics[-1]["sampler/servers"] == 2
+    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
+    assert sum(row["rollout/staleness_mixed"] for row in metrics) > 0
+    mixed = [turn for step in range(10) for row in stored(trained, step) for turn in row["turns"] if "versions" in turn]
+    assert mixed
+    assert all(len(turn["versions"]) == turn["end"] - turn["start"] for turn in mixed)
+    assert all(sorted(turn["versions"]) == turn["versions"] for turn in mixed), "weights only become newer"
+    assert len(problems(trained, 10)) == len({*problems(trained, 10)}), "no prompt is lost, and none comes twice"
+
+
+def test_a_continuous_run_that_is_killed_samples_its_prompts_again(servers, folder, tmp_path):
+    flags = [part for one in (*CONTINUOUS, "training.max_steps=6") for part in ("--set", one)]
+    arguments = [*options(servers, folder, tmp_path, "killed"), *flags]
+    file, killed = tmp_path / "run.toml", tmp_path / "runs" / "killed"
+    file.write_text(RUN)
+    command = [sys.executable, "-m", "retrain", "train", str(file), "--plain", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: (killed / "checkpoints" / "step-000003").exists() or process.poll() is not None)
+    process.kill()
+    process.wait()
+    ended = CliRunner().invoke(app, ["train", str(file), "--plain", "--resume", "auto", *arguments])
+    assert ended.exit_code == 0, ended.output
+    assert [row["step"] for row in rows(killed / "metrics.jsonl")] == list(range(6))
+    assert len(problems(killed, 6)) == len({*problems(killed, 6)}) == 18
 
 
 def test_episodes_of_the_same_weights_are_equal_in_distribution_on_every_engine(servers, folder, tmp_path):

@@ -279,11 +279,13 @@ def staleness(step: int, rollouts: list[Rollout]) -> Metrics:
     """Return how old the weights were that sampled the tokens of a step, in steps.
 
     rollout/staleness_min, _mean and _max are over tokens; rollout/staleness_mixed is the share of completions with
-    tokens of several versions.
+    tokens of several versions; rollout/staleness is the mean over completions of their oldest token.
     """
     ages = [[step - version for turn in one.turns for version in turn.token_versions] for one in rollouts]
+    oldest = [max(some) for some in ages if some] or [0]
     every = [age for some in ages for age in some] or [0]
     return {
+        "rollout/staleness": sum(oldest) / len(oldest),
         "rollout/staleness_min": float(min(every)),
         "rollout/staleness_mean": sum(every) / len(every),
         "rollout/staleness_max": float(max(every)),
