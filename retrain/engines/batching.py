@@ -1,4 +1,4 @@
-"""Lanes: a coroutine interface to an engine, which samples requests one by one or in batches."""
+"""Lanes: a coroutine interface to an engine that samples requests either one by one or in batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lane(Protocol):
 
 
 class RequestLane(Lane):
-    """Passes each request to the engine at once."""
+    """Passes each request to the engine immediately."""
 
     def __init__(self, sampler: Any, sampling: Sampling) -> None:
         self._sampler, self._sampling = sampler, sampling
@@ -56,15 +56,15 @@ class RequestLane(Lane):
 class BatchLane(Lane):
     """Collects requests and samples them in one call, in the thread that runs the event loop.
 
-    A batch starts once every party waits here, as at a barrier that parties join and leave. The
-    composition of a batch therefore depends on the environments' observations and not on their
-    speed. A party that starts others adds them before it leaves. Parties must not wait for each
-    other outside the lane: that would be a deadlock.
+    A batch starts once every party has a waiting request, as at a barrier that parties can join and
+    leave. The composition of a batch therefore depends on the environments' observations and not on
+    their speed. A party that starts others must add them before it leaves. Parties must not wait for
+    each other outside the lane, because that would be a deadlock.
 
     Args:
         sample: the engine's `sample`, with the sampling parameters bound.
-        eager: start a batch as soon as the engine is free and any request waits. Slow environments
-            then delay no one, but the composition of batches depends on timing.
+        eager: start a batch as soon as the engine is free and any request waits. Slow environments then do not delay
+            other requests, but the composition of batches depends on timing.
     """
 
     def __init__(self, sample: Callable[[Sequence[Request]], list[list[Completion]]], eager: bool = False) -> None:
@@ -163,9 +163,14 @@ def takes_requests(sampler: Sampler) -> bool:
 def lanes(sampler: Sampler, sampling: Sampling, count: int = 1, eager: bool = False) -> list[Lane]:
     """Return `count` lanes of an engine.
 
-    An engine with `async def generate(request, sampling)` gets every request at once. Any other
-    engine samples batches with `sample(requests, sampling)`; all lanes share it, one batch at a
-    time.
+    An engine with `async def generate(request, sampling)` gets every request immediately. Any other
+    engine samples batches with `sample(requests, sampling)`, one batch of one lane at a time.
+
+    Args:
+        sampler: the engine.
+        sampling: sampling parameters of all requests.
+        count: number of lanes.
+        eager: see `BatchLane`.
     """
     if takes_requests(sampler):
         return [RequestLane(sampler, sampling)] * count

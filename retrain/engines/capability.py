@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FUSED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+"""Model types and rotary embeddings that `FusedDecoder` supports."""
 
 UNMERGED_OR_MERGED: Mapping[str | None, str] = {None: "unmerged with a bfloat16 base, merged into a float32 one"}
 """Description of how an engine applies LoRA, by its parameter `lora`; shown by `retrain explain`."""
@@ -110,6 +111,7 @@ def fusable(model: Any) -> bool:
 
 
 def _unusual_attention(model: Any) -> str | None:
+    """Return the reason why a model's attention is not softmax attention over all tokens; None if it is."""
     config = model.config
     kinds: set[str] = set(getattr(config, "layer_types", None) or ())
     if other := sorted(kinds - {"full_attention", "sliding_attention"}):
@@ -154,9 +156,10 @@ def check_requests(requests: Sequence[Request], version: int | None, limit: floa
     """Check that an engine can serve these requests, and return the version of its weights.
 
     Args:
-        version: of the engine's weights; None if it has none.
-        limit: tokens of the longest sequence that `holder` supports, context and completion together.
-        holder, fix: used in the error message.
+        requests: the requests.
+        version: version of the engine's weights; None if it has none.
+        limit: largest number of tokens of a context with its completion.
+        holder, fix: what has this limit, and the fix, for the error message.
     Raises:
         EngineError: there are no weights, a context is empty, or a context and its completion are
             longer than `limit`.

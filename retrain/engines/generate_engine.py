@@ -40,7 +40,7 @@ class GenerateEngine(Sampler):
 
         base = base_model(model)
         self._model = own_instance(base, next(base.parameters()).dtype)
-        # transformers fills the None fields of our config in _generate from this one.
+        # transformers takes fields that are None in the config of `_generate` from this one.
         self._model.generation_config = GenerationConfig()
         self._max_rows = max_rows
         self.tolerance = tolerance_of(self._model.dtype)
@@ -84,7 +84,7 @@ class GenerateEngine(Sampler):
         uniform, chosen = decoder.uniforms(requests, sampling.seed).to(device), list[Any]()
 
         def one_token(_: Any, logits: Any) -> Any:
-            """Draw a token and record its log-prob; return scores that are finite for this token alone."""
+            """Draw a token and record its log-prob; return scores that are finite only for this token."""
             check_stop()
             drawn = draw(logits, uniform[len(chosen)], sampling.temperature, sampling.top_k, sampling.top_p)
             chosen.append(drawn[1])

@@ -36,21 +36,21 @@ class TorchEngine(Sampler):
 
     Args:
         model: a transformers causal LM with full attention (see `unsupported`).
-        dtype: of the matrix products. "auto" is the model's dtype on an accelerator. On a CPU it is
-            bfloat16 if the hardware multiplies bfloat16 (twice as fast; log-probs within about
-            0.02), else float32. On a CPU everything but the layers' matrix products is float32,
-            and so is the head unless it is too large for the processor's cache.
-        fused: use `FusedDecoder` where it supports the model (Llama, Mistral, Qwen2, Qwen3).
+        dtype: data type of the matrix products. "auto" is the model's dtype on an accelerator. On a
+            CPU it is bfloat16 if the hardware multiplies bfloat16 (twice as fast; log-probs within
+            about 0.02), else float32. On a CPU only the layers' matrix products have this type, and
+            in the fused decoder a head above 1 MB; all other operations are float32.
+        fused: use `FusedDecoder` if it supports the model (Llama, Mistral, Qwen2, Qwen3).
         graphs: on a GPU, replay the fused decode step as a CUDA graph.
         memory_mb: limit on keys, values, logits and prefill activations; prompts that do not fit
             together are sampled one chunk after the other. With an environment, also the limit on
             the keys and values that are cached for the next turns of a worker's episodes.
 
     Attributes:
-        version: of the weights in use; None before the first `load_weights`, which a model with
-            adapters needs (it takes merged weights).
-        tolerance: mean difference per token from the trainer's log-probs, in nats, that rounding
-            explains.
+        version: version of the weights in use; None before the first `load_weights`. A model without
+            adapters is loaded by the constructor, one with adapters is not.
+        tolerance: largest mean difference per token from the trainer's log-probs, in nats, that
+            rounding can explain.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class TorchEngine(Sampler):
         longest = [Request(ids, 1, 1, 0) for ids in dict.fromkeys(contexts.values())]
         # Half of the memory for the shared contexts, half for the requests that reuse them.
         for chunk in decoder.chunks(longest, self._budget // 2, self._bytes):
-            computed = prefix_cache.computed(self._decoder, [longest[index].ids for index in chunk], self._device)
+            computed = prefix_cache.compute_contexts(
+                self._decoder, [longest[index].ids for index in chunk], self._device
+            )
             found = prefix_cache.sharing(contexts, computed, requests)
             results |= self._sample(requests, sampling, [*found], found, self._budget // 2)
         if cache:
@@ -126,22 +128,25 @@ class TorchEngine(Sampler):
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        ours: Sequence[int],
+        chosen: Sequence[int],
         known: Mapping[int, tuple[CachedPrefix, int]] = MappingProxyType({}),
         budget: int | None = None,
     ) -> dict[int, list[Completion]]:
-        """Sample the requests with the indices `ours`, and return their completions by index.
+        """Sample some of the requests, and return their completions by index.
 
         Args:
-            known: cached context of each request, and the number of tokens that both share; given
-                for all requests of `ours` or for none.
-            budget: bytes; unset, the engine's.
+            requests: all requests of the call.
+            sampling: sampling parameters.
+            chosen: indices of the requests to sample.
+            known: index of a request -> (cached context, length of their common prefix); for all requests of
+                `chosen`, or empty.
+            budget: memory limit in bytes; None: the engine's.
         """
         from retrain.engines.embedded import decoder, prefix_cache
 
         results: dict[int, list[Completion]] = {}
-        for chunk in decoder.chunks([requests[index] for index in ours], budget or self._budget, self._bytes):
-            places = [ours[index] for index in chunk]
+        for chunk in decoder.chunks([requests[index] for index in chosen], budget or self._budget, self._bytes):
+            places = [chosen[index] for index in chunk]
             some = [requests[index] for index in places]
             start = prefix_cache.start_from([known[index] for index in places], some) if known else None
             ids, logprobs, parts = decoder.sample_chunk(self._decoder, some, sampling, self._device, start)
@@ -163,8 +168,8 @@ class TorchEngine(Sampler):
 
         Args:
             prompts, rows: numbers of prompts and of their completions.
-            length: tokens of the longest prompt.
-            max_tokens: tokens of the longest completion.
+            length: number of tokens of the longest prompt.
+            max_tokens: number of tokens of the longest completion.
         """
         config = self._model.config
         hidden, heads = config.hidden_size, config.num_attention_heads
@@ -188,6 +193,7 @@ def _decoder(model: Any, dtype: Any, fused: bool) -> Decoder:
 
 
 def _resolve(dtype: str, model: Any) -> Any:
+    """Return the torch dtype of the parameter `dtype`."""
     import torch
 
     from retrain.functional.devices import matmul_dtype

@@ -1,4 +1,4 @@
-"""Decoding of the embedded engine: chunks of prompts, one token per step, a cache of fixed width."""
+"""Decoding loop of the embedded engine: chunks of prompts, one token per step, and a key-value cache of fixed width."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Start = Callable[["Slots"], None]
 
 
 class Decoder(Protocol):
-    """A model that `sample_chunk` drives: `prefill` computes the prompts, `step` one token per row.
+    """A model as `sample_chunk` uses it: `prefill` computes the prompts, `step` one token per row.
 
     Attributes:
         name: shown by the engine's `describe`.
@@ -50,11 +50,16 @@ def sample_chunk(
     """Sample the completions of every request.
 
     Args:
+        decoder: the model.
+        requests: the requests of the chunk.
+        sampling: sampling parameters.
+        device: device of the model.
         start: fills the first columns of the new slots from a cache and sets their `used`.
     Returns:
-        ids [R, S] int64 and log-probs [R, S] float32, for R completions in all and the largest
-        max_tokens S. Entries after a row's first stop id or after its max_tokens are undefined.
-        If the sampling is continued, also the keys and values of all but each row's last token.
+        (ids [R, S] int64, log-probs [R, S] float32, keys and values), for a total of R completions
+        and the largest max_tokens S. Entries after a row's first stop id or after its max_tokens are
+        undefined. Keys and values are those of all tokens but each row's last one if the sampling is
+        continued, else empty.
     """
     ids, pad = left_padded([request.ids for request in requests], device)
     counts = torch.tensor([request.count for request in requests], device=device)
@@ -79,7 +84,7 @@ def sample_chunk(
         running = len(done) - int(done.sum())
         if running == 0:
             break
-        # Moving keys and values costs time, so it is not done for every finished row.
+        # Moving keys and values takes time, so finished rows are not removed one by one.
         if running <= slots.compact_below * len(done):
             rows = packed(done, running)
             tokens, done, uniform = tokens[rows], done[rows], uniform[:, rows]
@@ -170,7 +175,8 @@ def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, i
     """Split requests into chunks that fit a memory budget, shortest context first.
 
     Args:
-        budget: bytes. A chunk has at least one request, even if that alone exceeds the budget.
+        requests: the requests.
+        budget: memory limit in bytes. A chunk has at least one request, even if it exceeds the limit.
         size: (prompts, completions, tokens of the longest context, largest max_tokens) -> bytes.
     Yields:
         Indices of the requests of each chunk.
@@ -189,10 +195,12 @@ def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, i
 
 
 class SlotRows(NamedTuple):
-    """Keys and values of some rows of `Slots`, one tensor per layer in its layout.
+    """Keys and values of some rows of `Slots`.
 
     Attributes:
-        rows: number of each row in the chunk. pad: padding columns of each row.
+        keys, values: one tensor per layer, in the layout of `Slots`.
+        rows: number of each row in the chunk.
+        pad: number of padding columns of each row.
     """
 
     keys: list[Tensor]
@@ -214,7 +222,7 @@ class Slots(Cache):
         pad: [B] padding columns of each prompt.
         counts: [B] completions of each prompt.
         width: columns, for the longest prompt with its completion.
-        leaves: copy the rows that are dropped, so that `left` can return all rows.
+        leaves: copy rows before they are dropped, so that `left` can return all rows.
 
     Attributes:
         used: columns filled so far; the next token is written to this column.
@@ -290,6 +298,7 @@ class Slots(Cache):
         return self._parts
 
     def _leave(self, gone: Tensor) -> None:
+        """Copy the filled columns of the rows in the mask `gone`, if `left` must return them."""
         if self._leaves:
             keys = [one[gone, ..., : self.used] for one in self.keys]
             values = [one[gone, :, : self.used] for one in self.values]

@@ -1,4 +1,4 @@
-"""Decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3): its forward in plain torch operations."""
+"""Decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3), with its forward in plain torch operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 _SMALL = 1 << 20
-"""Largest head, in bytes of float32, whose product costs next to nothing compared with the layers."""
+"""Size of a head, in bytes of float32, up to which its product takes little time compared with the layers."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Linear:
     """Linear layers with the same input, concatenated into one.
 
     Attributes:
-        weight: [out, in]. bias: [out], or None.
+        weight: [out, in].
+        bias: [out], or None.
         update: LoRA's up [out, r] and down [r, in] in float32, unmerged because adding them to a
             bfloat16 weight would round them away; None without LoRA.
     """
@@ -57,7 +58,7 @@ class Layer:
 
 
 class FusedDecoder:
-    """Computes the results of `GeneralDecoder` with half as many operations.
+    """Computes the same results as `GeneralDecoder` with half as many operations.
 
     On a CPU only the layers' matrix products are in `dtype`. The residual stream, norms, rotary
     embedding and attention are float32. The head is float32 if it is small; a large one is in
@@ -82,7 +83,7 @@ class FusedDecoder:
 
     @torch.inference_mode()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a full state dict; LoRA's update is merged in float32 and stays unmerged otherwise."""
+        """Copy a full state dict. LoRA's update is merged into float32 weights, and stays unmerged otherwise."""
         check_weights(self._shapes, weights)
         embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
         self._embedding, self._head = self._copy(embedding), self._copy(head)
@@ -117,6 +118,7 @@ class FusedDecoder:
         return self.slots.step(self._next, tokens)
 
     def _next(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits after one new token per row, at the given positions."""
         slots, bias, scale = self.slots, self.slots.visible(), self._size**-0.5
 
         def attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:
@@ -139,13 +141,13 @@ class FusedDecoder:
     def _project(self, hidden: Tensor, layer: Layer, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normed and rotated query and key, and the value, each [rows, t, heads, head_dim]."""
         heads = self._linear(hidden, layer.qkv).to(self._wide).unflatten(-1, (-1, self._size))
-        turned, value = heads.split((self._heads + self._key_heads, self._key_heads), -2)
+        query_key, value = heads.split((self._heads + self._key_heads, self._key_heads), -2)
         if layer.head_gain is not None:
-            turned = functional.rms_norm(turned, (self._size,), None, self._eps) * layer.head_gain
+            query_key = functional.rms_norm(query_key, (self._size,), None, self._eps) * layer.head_gain
         # Rotary embedding rotates each pair (x[i], x[i + size/2]): the roll swaps the halves, and
         # `sin` contains the sign.
-        turned = torch.addcmul(turned * cos, turned.roll(self._size // 2, -1), sin)
-        query, key = turned.split((self._heads, self._key_heads), -2)
+        query_key = torch.addcmul(query_key * cos, query_key.roll(self._size // 2, -1), sin)
+        query, key = query_key.split((self._heads, self._key_heads), -2)
         return query, key, value
 
     def _linear(self, inputs: Tensor, layer: Linear) -> Tensor:

@@ -1,4 +1,4 @@
-"""Decoder of any transformers causal LM: the model's forward with our cache and attention."""
+"""Decoder of any transformers causal LM: the model's own forward with the cache `Slots` and its attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from retrain.weights import LazyWeights, LowRank
 class GeneralDecoder:
     """Computes prefill and decode steps with the forward of a second instance of the model's class.
 
-    The instance shares no tensor with the trainer's model: its weights change only in `load`.
+    The instance shares no tensor with the trainer's model, so its weights change only in `load`.
     """
 
     name = "general"
@@ -62,7 +62,7 @@ class GeneralDecoder:
 class HalfLinear(nn.Linear):
     """Linear layer that multiplies in the dtype of its weight (bfloat16) and returns float32.
 
-    On a CPU bfloat16 speeds up matrix products only. All other operations are faster in float32.
+    On a CPU bfloat16 speeds up only matrix products. All other operations are faster in float32.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class HalfLinear(nn.Linear):
 def own_instance(model: Any, dtype: torch.dtype) -> Any:
     """Create an instance of the model's class for sampling, with uninitialised weights.
 
-    On a CPU bfloat16 applies to the linear layers only, and not to the head.
+    On a CPU bfloat16 applies only to the linear layers without the head.
     """
     device = next(model.parameters()).device
     half = device.type == "cpu" and dtype is not torch.float32

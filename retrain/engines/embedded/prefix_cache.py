@@ -30,8 +30,8 @@ class PrefixCache:
     """Cache of keys and values for requests that extend contexts of earlier calls.
 
     All calls use the same weights and sampling. After a call, its contexts replace those of the
-    calls that it extended, so the cache keeps one call for each worker's share of the episodes. A
-    lookup of one share does not depend on the calls of other shares or on their timing.
+    calls that it extended, so the cache keeps one call for each lane of episodes. The result of a
+    lookup for one lane does not depend on the calls of other lanes or on their timing.
 
     Args:
         budget: largest size of one call's cached keys and values, in bytes.
@@ -41,14 +41,14 @@ class PrefixCache:
         self._budget = budget
         self._sampling: Sampling | None = None
         self._calls: list[list[CachedPrefix]] = []
-        self._coming: list[CachedPrefix] = []
+        self._added: list[CachedPrefix] = []
         self._spent = 0
 
     def begin(self, sampling: Sampling) -> None:
         """Start a call with this sampling; drop the cache of any other sampling."""
         if self._sampling != sampling:
             self._sampling, self._calls = sampling, []
-        self._coming, self._spent = [], 0
+        self._added, self._spent = [], 0
 
     def find(self, request: Request) -> tuple[CachedPrefix, int] | None:
         """Find the cached context with the longest common prefix.
@@ -88,25 +88,26 @@ class PrefixCache:
         for part in parts:
             self._spent += sum(tensor.nbytes for tensor in (*part.keys, *part.values))
             if self._spent <= self._budget:
-                self._coming += [CachedPrefix(rows[row], part, place) for place, row in enumerate(part.rows)]
+                self._added += [CachedPrefix(rows[row], part, place) for place, row in enumerate(part.rows)]
 
     def end(self, extended: Iterable[CachedPrefix]) -> None:
         """End a call: its contexts replace the calls that contain the contexts `extended`."""
         gone = {id(one) for one in extended}
         self._calls = [call for call in self._calls if gone.isdisjoint(map(id, call))]
-        if self._coming:
-            self._calls.append(sorted(self._coming, key=attrgetter("ids")))
-        self._coming = []
+        if self._added:
+            self._calls.append(sorted(self._added, key=attrgetter("ids")))
+        self._added = []
 
 
 def start_from(found: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Request]) -> Start:
     """Return a function that copies cached keys and values into new slots.
 
-    It fills the columns that are cached for all requests, at most up to the last token of each: the
-    last token must be computed to get logits.
+    It fills the columns that are cached for all requests, but never that of a request's last token,
+    which must be computed to get logits.
 
     Args:
-        found: for each request a cached context, and the number of tokens that both share.
+        found: (cached context, length of the common prefix) for each request.
+        requests: the requests.
     """
     lengths = [len(request.ids) for request in requests]
     rest = max(length - min(shared, length - 1) for length, (_, shared) in zip(lengths, found, strict=True))
@@ -115,10 +116,10 @@ def start_from(found: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Req
 
 
 def longest_contexts(requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
-    """Map the indices of requests to the longest context of the call that starts with their context.
+    """Map the index of each request to the longest context in the call that starts with its context.
 
-    The prefixes of one completion all map to the longest of them. Requests that share their context
-    with no other are left out.
+    If several requests continue prefixes of one completion, all of them map to the longest prefix.
+    Requests that share their context with no other request are left out.
     """
     longest: tuple[int, ...] = ()
     found: dict[int, tuple[int, ...]] = {}
@@ -131,7 +132,7 @@ def longest_contexts(requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
     return {index: ids for index, ids in found.items() if sharing[ids] > 1}
 
 
-def computed(decoder: Decoder, contexts: Sequence[tuple[int, ...]], device: torch.device) -> list[CachedPrefix]:
+def compute_contexts(decoder: Decoder, contexts: Sequence[tuple[int, ...]], device: torch.device) -> list[CachedPrefix]:
     """Compute the keys and values of contexts without sampling."""
     part = prefilled(decoder, contexts, device)
     return [CachedPrefix(ids, part, row) for row, ids in enumerate(contexts)]
@@ -145,6 +146,7 @@ def sharing(
     Args:
         contexts: the result of `longest_contexts`.
         known: computed contexts, possibly not all of them.
+        requests: the requests.
     Returns:
         For each request whose longest context is in `known`: that context, and the length of the
         request's own context in tokens.

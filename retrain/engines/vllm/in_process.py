@@ -1,4 +1,4 @@
-"""vLLM in the trainer's process: it gets weights as tensors, without files or sockets."""
+"""vLLM in the trainer's process, which gets weights as tensors, without files or sockets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _ADVICE = (
 )
 
 
-class _Asked(NamedTuple):
+class _PendingRequest(NamedTuple):
+    """A request whose completions are awaited."""
+
     request: Request
     sampling: Sampling
     future: asyncio.Future[list[Completion]]
@@ -57,13 +59,13 @@ class VllmEngine(Sampler):
     the weights, the prompts and the seed, and not on earlier calls.
 
     Args:
-        model: a transformers causal LM; read are its configuration and its weights' names and shapes.
-        seed: of vLLM's own random generators; completions use the seed of each call.
-        device: of the trainer; on a CPU vLLM runs without compilation.
-        run_dir: directory of the run; the configuration is written to its folder `vllm`.
-        trainer_dtype: dtype of the trainer's matrix products.
-        dtype: of vLLM's weights and matrix products. "auto" is the trainer's, `[model] dtype`, so
-            that both round alike.
+        model: a transformers causal LM; only its configuration and its weights' names and shapes are read.
+        seed: seed of vLLM's own random generators; completions use the seed of each call.
+        device: device of the trainer; on a CPU vLLM runs without compilation.
+        run_dir: directory of the run; the configuration is written to its subdirectory `vllm`.
+        trainer_dtype: data type of the trainer's matrix products.
+        dtype: data type of vLLM's weights and matrix products. "auto" is the trainer's, `[model]
+            dtype`, so that both round alike.
         gpu_memory_utilization: share of a GPU's memory for vLLM, weights and cache together; the
             trainer needs the rest.
         kv_cache_mb: memory of the key-value cache, in MB; unset, the rest of gpu_memory_utilization
@@ -71,7 +73,7 @@ class VllmEngine(Sampler):
         max_model_len: longest prompt with its completion, in tokens; unset, the model's limit or
             the memory's, whichever is smaller.
         tensor_parallel_size: number of GPUs that share the model.
-        enforce_eager: use no CUDA graphs: slower sampling, faster start, less memory.
+        enforce_eager: do not use CUDA graphs: slower sampling, faster start, less memory.
         quantization: vLLM's name of a quantization applied when weights are loaded, such as "fp8";
             raise `[rollout] parity_tolerance` with it.
         sleep: release the GPU's memory after every call; weights are moved to the CPU's memory.
@@ -81,10 +83,11 @@ class VllmEngine(Sampler):
             architecture in this dtype.
 
     Attributes:
-        takes_adapters: weights are a base from `load_weights` and an adapter from `load_adapter`.
-        version: of the weights in use; None before the first ones are loaded.
-        tolerance: mean difference per token from the trainer's log-probs, in nats, that rounding
-            explains.
+        takes_adapters: True if weights are a base from `load_weights` and an adapter from `load_adapter`.
+        version: version of the weights in use; None before the first ones are loaded.
+        tolerance: largest mean difference per token from the trainer's log-probs, in nats, that
+            rounding can explain.
+        room: largest number of tokens of a prompt with its completion.
     """
 
     def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
@@ -132,7 +135,7 @@ class VllmEngine(Sampler):
         self.version: int | None = None
         self._has_base, self._adapter = False, None
         self._cached: tuple[int, Sampling] | None = None
-        self._asked, self._abandoned = list[_Asked](), list[str]()
+        self._pending, self._abandoned = list[_PendingRequest](), list[str]()
         self._steps: asyncio.Task[None] | None = None
         self._llm: Any = None
         self.room = 0.0
@@ -157,7 +160,7 @@ class VllmEngine(Sampler):
             return found is not None and models.supports_lora(found.load_model_cls())
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace the weights in place by a full state dict, which is the base if adapters follow.
+        """Replace the weights in place by a full state dict, which is the base if the engine takes adapters.
 
         Raises:
             EngineError: names or shapes do not fit the model (the old weights stay in use), or vLLM
@@ -202,8 +205,8 @@ class VllmEngine(Sampler):
 
     async def generate(self, request: Request, sampling: Sampling) -> list[Completion]:
         """Return the completions of one request. vLLM accepts new requests between any two tokens."""
-        one = _Asked(request, sampling, asyncio.get_running_loop().create_future())
-        self._asked.append(one)
+        one = _PendingRequest(request, sampling, asyncio.get_running_loop().create_future())
+        self._pending.append(one)
         steps = self._steps = self._steps or asyncio.create_task(self._keep_stepping())
         try:
             return await one.future
@@ -213,20 +216,22 @@ class VllmEngine(Sampler):
 
     async def _keep_stepping(self) -> None:
         """Sample token by token, in the thread that runs the event loop, until no request is left."""
-        new, running = list[_Asked](), dict[str, _Asked]()
+        new, running = list[_PendingRequest](), dict[str, _PendingRequest]()
         try:
-            while self._asked or running:
-                new, self._asked = self._asked, []
+            while self._pending or running:
+                new, self._pending = self._pending, []
                 for number, completions in await event_loop.call_in_caller(partial(self._step, new, running)):
                     _answer(running.pop(number), completions)
         except Exception as error:
-            for one in (*running.values(), *new, *self._asked):
+            for one in (*running.values(), *new, *self._pending):
                 _answer(one, error)
-            self._asked = []
+            self._pending = []
         finally:
             self._steps, self._abandoned = None, [*running]
 
-    def _step(self, new: Sequence[_Asked], running: dict[str, _Asked]) -> list[tuple[str, list[Completion]]]:
+    def _step(
+        self, new: Sequence[_PendingRequest], running: dict[str, _PendingRequest]
+    ) -> list[tuple[str, list[Completion]]]:
         """Add the new requests and sample one token of every running one; return the finished ones."""
         event_loop.check_stop()
         with self._isolated():
@@ -242,7 +247,8 @@ class VllmEngine(Sampler):
                 self._sleep()
         return found
 
-    def _add(self, one: _Asked) -> str:
+    def _add(self, one: _PendingRequest) -> str:
+        """Add a request to vLLM, abort those whose callers were cancelled, and return the request's id."""
         engine, number = self._llm.llm_engine, str(next(self._llm.request_counter))
         if self._abandoned:
             engine.abort_request(self._abandoned)
@@ -251,7 +257,7 @@ class VllmEngine(Sampler):
         engine.add_request(number, {"prompt_token_ids": [*one.request.ids]}, fields, lora_request=self._adapter)
         return number
 
-    def _completions(self, result: Any, one: _Asked) -> list[Completion]:
+    def _completions(self, result: Any, one: _PendingRequest) -> list[Completion]:
         version = self.version or 0
         found = options.completions(map(_row, result.outputs), one.request, one.sampling, version)
         if any(score != score for row in found for score in row.logprobs):
@@ -260,6 +266,7 @@ class VllmEngine(Sampler):
         return found
 
     def _begin(self, version: int, sampling: Sampling) -> None:
+        """Wake vLLM, and empty its prefix cache unless the last request had the same weights and `sampling`."""
         self._wake()
         # The turns of an episode have one `sampling` and reuse the keys and values of earlier turns.
         if self._cached != (version, sampling) and not self._llm.reset_prefix_cache():
@@ -319,13 +326,15 @@ def _vllm(module: str = "") -> Any:
 
 @contextmanager
 def _sampling() -> Generator[None]:
+    """Convert exceptions of vLLM to EngineError."""
     try:
         yield
     except Exception as error:
         raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
 
 
-def _answer(one: _Asked, found: list[Completion] | Exception) -> None:
+def _answer(one: _PendingRequest, found: list[Completion] | Exception) -> None:
+    """Set the result of a request, or its exception."""
     if one.future.done():  # the caller has been cancelled
         return
     if isinstance(found, Exception):

@@ -27,6 +27,7 @@ _CPU_VARIABLES = {
     "TORCHDYNAMO_DISABLE": "1",
 }
 _GRACE_S = 20.0
+"""Seconds between SIGTERM and SIGKILL when the server is stopped."""
 
 
 def command(table: Mapping[str, Any], model: str, seed: int, cpu: bool, more: Mapping[str, Any]) -> list[str]:
@@ -36,8 +37,8 @@ def command(table: Mapping[str, Any], model: str, seed: int, cpu: bool, more: Ma
         table: `[vllm]` with its defaults.
         model: directory or hub name of a model with the trained model's architecture; the run
             replaces its weights.
-        seed: of vLLM's random generators.
-        cpu: the server runs on a CPU.
+        seed: seed of vLLM's random generators.
+        cpu: True if the server runs on a CPU.
         more: further vLLM options, such as the address and how to load the model.
     """
     # The scale-out option enables vLLM's endpoint with token ids as input and output.
@@ -50,7 +51,7 @@ def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dic
 
     Args:
         transfer: `[vllm] transfer`.
-        rank: of the adapters that the server loads; None for full weights.
+        rank: rank of the adapters that the server loads; None: it loads full weights.
     """
     options: dict[str, Any] = (
         {} if transfer == "file" else {"weight_transfer_config": json.dumps({"backend": transfer})}
@@ -71,7 +72,7 @@ def serve(
     Args:
         arguments: command line from `command`.
         url: address of the server.
-        cpu: the server runs on a CPU.
+        cpu: True if the server runs on a CPU.
         ready: called with the address once the server answers.
         variables: environment variables for this server, in addition to those of every server.
     Raises:
@@ -101,6 +102,7 @@ def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[sub
 
 
 def _answers(url: str) -> bool:
+    """Return True if the server answers at its health endpoint."""
     with suppress(*http.FAILURES):
         http.Calls(2.0)(f"{url}/health")
         return True
@@ -108,5 +110,6 @@ def _answers(url: str) -> bool:
 
 
 def _check(process: subprocess.Popen[bytes]) -> None:
+    """Raise EngineError if the server has ended."""
     if (code := process.poll()) is not None:
         raise EngineError(f"the vLLM server ended with exit code {code}; see its output above")

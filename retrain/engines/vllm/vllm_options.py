@@ -16,7 +16,9 @@ from retrain.system.http_client import address_mistakes, key_mistakes
 from retrain.types import Completion, Request, Sampling
 
 _CPU_CACHE_MB = 256
+"""Default size of the key-value cache on a CPU."""
 _LEAST_TEMPERATURE = 0.01
+"""Smallest temperature other than 0 that vLLM supports."""
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that vLLM can be started with; an adapter of another rank uses the next larger one."""
@@ -52,11 +54,11 @@ def adapter_options(rank: int) -> dict[str, Any]:
     Raises:
         ComponentError: the rank is larger than vLLM supports.
     """
-    room = next((step for step in _RANKS if step >= rank), None)
-    if room is None:
+    largest = next((supported for supported in _RANKS if supported >= rank), None)
+    if largest is None:
         problem = f"vLLM supports adapters of rank {_RANKS[-1]} at most, and [model.lora] has r = {rank}"
         raise ComponentError(problem, f"lower r, or {MERGE}")
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": largest}
 
 
 def by_itself(lora: str | None, dtype: str, kind: str, cpu: bool) -> bool:
@@ -66,7 +68,9 @@ def by_itself(lora: str | None, dtype: str, kind: str, cpu: bool) -> bool:
     adapters on a GPU.
 
     Args:
-        lora, dtype: values of `[vllm]`. kind: the resolved dtype. cpu: the server runs on a CPU.
+        lora, dtype: values of `[vllm]`.
+        kind: the resolved dtype.
+        cpu: True if the server runs on a CPU.
     """
     exact = dtype == "float32" or (kind == "float32" and not cpu)
     return lora == "adapter" or (lora is None and not exact)
@@ -83,7 +87,7 @@ def adapter_rank(model: Any) -> int:
 
 
 def resolved(dtype: str, trainer_dtype: str) -> str:
-    """Return the dtype of vLLM's weights and products; "auto" is the trainer's, so both round alike."""
+    """Return the dtype of vLLM's weights and products. "auto" is the trainer's, so that both round alike."""
     return trainer_dtype if dtype == "auto" else dtype
 
 
@@ -93,14 +97,14 @@ def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -
     Args:
         table: `[vllm]` with its defaults, `dtype` resolved.
         model: directory or hub name of the model whose architecture vLLM reads.
-        seed: of vLLM's own generators.
-        cpu: vLLM runs on a CPU, without compilation.
+        seed: seed of vLLM's own generators.
+        cpu: True if vLLM runs on a CPU, without compilation.
     """
     cache = table["kv_cache_mb"] or (_CPU_CACHE_MB if cpu else None)
     return {
         "model": model,
         "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # a model's own would change every field that a request leaves out
+        "generation_config": "vllm",  # a model's own config would change the defaults of fields that a request lacks
         "logprobs_mode": "processed_logprobs",
         "seed": seed % 2**31,
         "dtype": table["dtype"],
@@ -124,10 +128,12 @@ def flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def check(requests: Sequence[Request], sampling: Sampling, version: int | None, room: float) -> int:
-    """Check that vLLM can serve these requests as asked, and return the version of its weights.
+    """Check that vLLM can serve these requests exactly, and return the version of its weights.
 
     Args:
-        version: of vLLM's weights; None if it has none.
+        requests: the requests.
+        sampling: sampling parameters.
+        version: version of vLLM's weights; None if it has none.
         room: largest number of tokens of a prompt with its completion.
     Raises:
         EngineError: vLLM would reject a request, or sample at another temperature.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device
 
 Name = Literal["file", "nccl", "ipc"]
-"""`file`: a path that both can read. `nccl`: between different GPUs. `ipc`: on the same GPU."""
+"""`file`: through a shared file. `nccl`: between different GPUs. `ipc`: on the same GPU."""
 DEVICES = {"cuda"}
 """Devices from which vLLM's transfer can send weights."""
 _SHUTDOWN_S = 10.0
@@ -48,7 +48,7 @@ class FileTransfer:
         """Write a full state dict atomically.
 
         Raises:
-            StorageError: the file cannot be written; the previous one stays.
+            StorageError: the file cannot be written; the previous file is kept.
         """
         from safetensors.torch import save_file
 
@@ -69,9 +69,9 @@ class FileTransfer:
 class NativeTransfer:
     """Sends weights with vLLM's transfer between GPUs, in one process group per server.
 
-    Separate groups keep a failed server from affecting the others. Everything that may wait for a
-    server runs in a thread with a deadline. After the deadline, the thread is abandoned: its HTTP
-    calls fail, and its group is aborted, which ends the waiting GPU operations. Only the
+    Because groups are separate, a failed server does not affect the others. Everything that may wait
+    for a server runs in a thread with a deadline. After the deadline, the thread is abandoned: its
+    HTTP calls fail, and its group is aborted, which ends the waiting GPU operations. Only the
     initialisation of a group cannot be aborted; its daemon thread stays until the process exits.
 
     Args:
@@ -104,7 +104,7 @@ class NativeTransfer:
     def take(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a full state dict.
 
-        The trainer changes its weights while a server that has been restarted may still need these.
+        A copy is needed because a restarted server may request these weights after the trainer has changed its own.
         """
         import torch
 
@@ -114,10 +114,10 @@ class NativeTransfer:
             torch.cuda.synchronize(self._place)  # other threads and streams read the copies
 
     def give(self, url: str) -> None:
-        """Send the weights to a server, initialising a group on first use.
+        """Send the weights to a server, and initialise a group on first use.
 
         Raises:
-            One of `http.FAILURES`: the transfer failed; the group is aborted.
+            http.FAILURES: the transfer failed (one of these exceptions); the group is aborted.
         """
         with self._one_at_a_time:  # groups that share a GPU could deadlock
             link = self._links.setdefault(url, _Client(url, self._call))
@@ -145,10 +145,10 @@ class NativeTransfer:
         if self._place.type == "cuda":
             torch.cuda.set_device(self._place)  # the current device is a setting of each thread
         if link.engine is None:
-            link.engine = self._meet(url, link)
+            link.engine = self._init_group(url, link)
         link.engine.send_weights()
 
-    def _meet(self, url: str, client: _Client) -> Any:
+    def _init_group(self, url: str, client: _Client) -> Any:
         """Initialise a group with a server and return vLLM's trainer side of it.
 
         An earlier trainer may have left an unfinished weight update on the server; it is ended first.
@@ -156,11 +156,11 @@ class NativeTransfer:
         client.reset()
         workers = int(self._call(f"{url}/get_world_size")["world_size"])
         if self._name == "ipc":
-            met = self._engine.IPCTrainerInitInfo(rank=0)
+            info = self._engine.IPCTrainerInitInfo(rank=0)
         else:  # the trainer is rank 0 of a group with the server's workers
-            met = self._engine.NCCLTrainerInitInfo(*_meeting_place(url), workers + 1, rank=0)
+            info = self._engine.NCCLTrainerInitInfo(*_rendezvous(url), workers + 1, rank=0)
         factory = self._library.WeightTransferTrainerFactory
-        return factory.trainer_init(met, client=client, source=self._source())
+        return factory.trainer_init(info, client=client, source=self._source())
 
     def _source(self) -> Any:
         """Return the weights of the last `take` as vLLM's `WeightSource`, tied entries included."""
@@ -225,6 +225,8 @@ def within(seconds: float, function: Callable[[], _T], over: threading.Event | N
     """Call a function in a thread and return its result.
 
     Args:
+        seconds: time limit.
+        function: the function.
         over: event that ends the wait early.
     Raises:
         TimeoutError: the function took longer than `seconds`; its thread is abandoned.
@@ -249,7 +251,7 @@ def within(seconds: float, function: Callable[[], _T], over: threading.Event | N
     raise ConnectionAbortedError("broken off")
 
 
-def _meeting_place(url: str) -> tuple[str, int]:
+def _rendezvous(url: str) -> tuple[str, int]:
     """Return an address of this machine that the server can reach, and a free port."""
     target = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
