@@ -106,12 +106,18 @@ class RewardTraits(Traits):
     Attributes:
         correctness: the score measures correctness. The first such reward that does not return None
             determines the accuracy.
+        graded: the reward measures correctness by degrees, which a reader of `correct` alone loses.
         network: the reward needs the network, so it runs outside the sandbox.
         timeout_s: timeout of a call in seconds; None for the timeout of the pool.
         answers: function from a reference answer to the reason why the reward cannot use it, or "".
+        problems: function from the reward's parameters and `Problem.facts` to the reason why the reward cannot score
+            completions of the problem, or "".
+        parts: function from the reward's parameters to the names and weights of the parts of its score. They replace
+            the score in the columns of `reward_parts`. With {} the score is one column.
     """
 
     correctness: bool = True
+    graded: bool = False
     network: bool = False
     timeout_s: float | None = None
     answers: Callable[[str], str] | None = None

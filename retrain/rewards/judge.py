@@ -22,6 +22,7 @@ _SCORE = (
 
 @reward(
     "judge",
+    graded=True,
     network=True,
     timeout_s=180.0,
     check=check_for("completion"),

@@ -7,6 +7,7 @@ from retrain.errors import ConfigError
 
 TWO_REWARDS = 'rewards=[{name="exact"}, {name="overlong"}]'
 TRANSFORMS = "[algorithm] transform_mode"
+JUDGE = 'rewards=[{name="judge", params={base_url="http://127.0.0.1:1/v1", model="m"}}]'
 TWO_UPDATES = "training.minibatches=2"
 IPO = 'loss=[{name="ipo"}]'
 
@@ -52,6 +53,19 @@ ODD: list[tuple[tuple[str, ...], str, str]] = [
         "[[rewards]] name",
         '"pass_at_k" does not read the sum',
     ),
+    (("algorithm.algorithm_mode=prime", "prime.every=epoch"), "[prime] every", '"epoch" and "step" are the same'),
+    (
+        ("algorithm.advantage_mode=pass_at_k", "pass_at_k.k=2", JUDGE),
+        "[[rewards]] name",
+        '"pass_at_k" reads correctness alone, which is a score of "judge" above 0.5',
+    ),
+    ((chain("gtpo_paper"), JUDGE), "[[rewards]] name", '"gtpo_paper" reads correctness alone'),
+    (("algorithm.advantage_mode=grpo_s", JUDGE), "[[rewards]] name", '"grpo_s" reads correctness alone'),
+    (
+        ("algorithm.advantage_mode=gdpo", TWO_REWARDS, "environment.name=calculator"),
+        "[algorithm] advantage_mode",
+        "not what the environment itself returns",
+    ),
     ((chain("gtpo_paper"), "training.max_tokens=2000"), f"{TRANSFORMS}[0]", "few of its 4 rows reach late positions"),
 ]
 
@@ -68,6 +82,8 @@ SOUND: list[tuple[str, ...]] = [
     (chain("opsm", "tis"), "rollout.overlap=1"),
     (chain("opsm"), IPO, "rollout.overlap=1"),
     (chain("turn_returns"), TWO_REWARDS),
+    (JUDGE,),
+    ("algorithm.algorithm_mode=prime", "prime.every=epoch", "training.epochs=2"),
 ]
 
 

@@ -22,7 +22,13 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         environments.workers,
         environments.interpreter,
     ),
-    "rewards": (credit.answers, credit.idle_rewards, credit.success_rate, credit.compared_rewards),
+    "rewards": (
+        credit.answers,
+        credit.idle_rewards,
+        credit.success_rate,
+        credit.compared_rewards,
+        methods.graded_rewards,
+    ),
     "reward_pool": (sections.sandbox,),
     "rollout": (
         sections.truncation,

@@ -48,6 +48,22 @@ def decoupled_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
             yield Finding(slot.path, problem, fix)
 
 
+def graded_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about a reward by degrees if credit reads correctness alone, which is a score above 0.5."""
+    reads = {*resolved.objective(exact=False).reads, *(name for stage in resolved.contributing for name in stage.reads)}
+    if "correct" not in reads or {"rewards", "reward_parts", "turn_rewards"} & reads:
+        return
+    traits = [registry.reward.traits_of(one.component) for one in resolved.all("reward")]
+    first = next((index for index, one in enumerate(traits) if one.correctness), 0)
+    if traits and traits[first].graded:
+        name = resolved.all("reward")[first].name
+        credit = next(stage.name for stage in resolved.contributing if "correct" in stage.reads)
+        problem = f'"{credit}" reads correctness alone, which is a score of "{name}" above 0.5'
+        yield Finding(
+            ("rewards", first, "name"), problem, "use credit that reads the rewards, as grpo does", fatal=False
+        )
+
+
 def normalized_twice(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn if advantages are divided by a standard deviation twice."""
     scaled = [stage for stage in _credit(resolved) if _has_unit_variance(stage.bound)]
