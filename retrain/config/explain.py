@@ -27,7 +27,7 @@ TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, hea
 """Shape of `builtin:tiny`."""
 
 _OF_THE_POLICY = frozenset({"trained", "averaged", "frozen", "policy"})
-"""Names of a signal's models that have the policy's shape; any other name is the path of a model."""
+"""Kinds of signal models with the policy's shape; any other value is a path."""
 _GPUS = (24, 40, 80, 141)
 """Memory of common GPUs, in GB."""
 _OVERLAP = (
@@ -37,7 +37,7 @@ _OVERLAP = (
 
 
 def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
-    """Return the facts by topic, as a JSON-compatible dictionary. Imports torch for the probe.
+    """Return the facts by topic, as a JSON-compatible dictionary. Imports torch to try the components (`probe`).
 
     Args:
         loaded: the configuration.
@@ -181,7 +181,8 @@ def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
 def _pipeline(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None) -> dict[str, Any]:
     unused = idle(loaded.components)
     corrections = " and ".join(one.name for one in loaded.components.objective(exact is True).corrections)
-    if corrections and exact is None and not loaded.objective.corrections:  # implicit: it depends on the engine
+    if corrections and exact is None and not loaded.objective.corrections:
+        # An implicit correction depends on the engine.
         corrections += ", unless the engine's log-probs equal the trainer's"
     return {
         "stages": [
@@ -274,7 +275,7 @@ def _forwards(
 
 
 def run_memory(loaded: LoadedConfig, ranks: int = 1) -> float | None:
-    """Estimate the memory of one rank without prompts, in MB; None if the model is not on this machine."""
+    """Estimate one rank's memory in MB, taking prompts as empty; None if the model is not on this machine."""
     sizes = _model(loaded, (), ranks).get("memory_mb_without_prompts_about")
     return sum(sizes.values()) if sizes else None
 
@@ -307,7 +308,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     """Estimate the memory of a rank, and the largest model of this width that fits common GPUs with these settings.
 
     Args:
-        others: (models that signals hold, bytes of those models whose shape is not the policy's).
+        others: (kinds of the signals' models, bytes of those with another shape).
     """
     signal_models, teaching = others
     model, training = loaded.config.model, loaded.config.training
@@ -327,7 +328,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     remote = engine is not None and registry.engine.traits_of(engine.component).remote
 
     def taken(shape: ModelShape, gpu: float) -> dict[str, int]:
-        """Return bytes by purpose on GPUs of `gpu` GB, sharded by the rule of `shard = "auto"`."""
+        """Return bytes by purpose. `shard = "auto"` is decided for GPUs of `gpu` GB."""
         shard = loaded.config.distributed.shard
         if shard == "auto":
             whole = blocks or (model.lora and 2 * frozen_base(shape, settings) <= gpu * 1e9)

@@ -98,8 +98,8 @@ class EnvPool:
         max_failed: largest share of failed episodes in one call; more raise an error.
 
     Attributes:
-        limits: of an episode.
-        lanes: number of independent sets of groups; sets do not wait for each other's environments.
+        limits: limits of each episode.
+        lanes: number of sets into which groups are divided; a set never waits for the environments of another.
             Group g belongs to set g % lanes.
         in_step: a lane samples only when all of its episodes wait for the model.
         traits: of the environments, by label. `replay`: episodes can be replayed. `rewards`: the
@@ -126,7 +126,7 @@ class EnvPool:
         """Start the workers.
 
         Raises:
-            ComponentError: the environment has an unknown parameter, or its table does not fit.
+            ComponentError: the environment has an unknown parameter, or its [[environments]] table is invalid.
             UserCodeError: importing its module crashes the worker or takes too long.
         """
         if self.launch.in_processes:
@@ -229,7 +229,8 @@ class EnvWorker(Env):
                 if lost.guilty:
                     return self._failed(str(lost))
                 if lost.guilty is None:
-                    self._place = self  # the cause is unknown: in its own worker it will be certain
+                    # The guilty episode is unknown. In a worker of its own only this one can be guilty.
+                    self._place = self
             else:
                 if answer is not None:
                     return answer

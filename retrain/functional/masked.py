@@ -1,4 +1,4 @@
-"""Statistics over the positions where a mask is True. The values at other positions have no effect, even if NaN."""
+"""Statistics over masked positions: those where the mask is True. Other values have no effect, even if NaN."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +16,7 @@ def masked_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Floa
 
 
 def masked_variance(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], ddof: int = 0) -> Float[Tensor, ""]:
-    """Variance over all masked positions of the batch; 0 if there are at most `ddof`."""
+    """Variance over all masked positions of the batch; 0 if the mask has at most `ddof` positions."""
     degrees = mask.sum() - ddof
     squares = keep(values - masked_mean(values, mask), mask).square().sum()
     return (squares / degrees.clamp(min=1)).where(degrees > 0, 0.0)
@@ -78,7 +78,8 @@ def top_fraction(
 
 
 def row_top(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: float) -> Bool[Tensor, "N T"]:
-    """Select the ceil(fraction * n) highest of each row's n masked values; of equal values, the earlier positions."""
+    """Select the ceil(fraction * n) highest of each row's n masked values; among equal values, earlier positions
+    win."""
     order = values.masked_fill(~mask, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     kept = (mask.sum(-1, keepdim=True).double() * fraction - 1e-9).ceil()
     first = torch.arange(mask.shape[1], device=mask.device) < kept

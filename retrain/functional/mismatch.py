@@ -74,10 +74,10 @@ def is_stale(sampler: Float[Tensor, " n"], new: Float[Tensor, " n"], old: Float[
     The half of the tokens with the largest |new - old| vote, each for the policy whose log-prob is closer to that of
     the sampler. The sampler is stale if all of these conditions hold:
 
-    1. More than 2/3 of the n votes are for the old policy. If the rounding of the sampler exceeds the update,
+    1. More than 2/3 of the m votes are for the old policy. If the rounding of the sampler exceeds the update,
        the votes split evenly. Rounding of `new` and `old` would not split them: an update moves some weights
        to the next bfloat16 number, which changes the log-probs of a policy with rounded weights by
-       several times the update. So both must be computed at least as precisely as those of the sampler.
+       several times the update. So `new` and `old` must be at least as precise as `sampler`.
     2. The share is significant. Random votes reach it with a probability of at most
        exp(-2 n (share - 1/2)^2) (Hoeffding), which must be below 1e-6, so at least 28 unanimous votes
        are needed.

@@ -1,4 +1,4 @@
-"""Checks of calls of a user's class: errors name the class, and results are validated."""
+"""Wrap a user's class so that errors name it and the results of its methods are checked."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ PART: Mapping[str, ResultCheck] = {"state_dict": state} | dict.fromkeys(
 
 
 def misread(whole: type[Any], protocol: type[Any]) -> str:
-    """Describe the first method whose signature differs from the call by the protocol; return "" if all fit."""
+    """Describe the first method that cannot take the arguments that the protocol passes to it; return "" if all fit."""
     for verb, default in inspect.getmembers(protocol, inspect.isfunction):
         own = inspect.getattr_static(whole, verb)
         if verb.startswith("_") or own is default or not inspect.isfunction(own):

@@ -148,9 +148,9 @@ class RemoteSampler(Sampler):
 
 
 class StructureOnly:
-    """Wrapper around a sharded model, from which an engine builds itself without reading weights.
+    """Wrapper around a sharded model. An engine built from it uses the architecture but reads no weights.
 
-    Engines skip the weights of a model with `get_base_model`, as peft's models have, and wait for
+    An engine does not read the weights of a model that has `get_base_model`, as models of peft do. It waits for
     `load_weights`. All other attributes are the model's.
     """
 
@@ -183,7 +183,7 @@ def build_sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> 
 
 
 def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:
-    """Check that all ranks computed the same credit for a batch; otherwise their losses differ.
+    """Raise an error if ranks computed different columns (advantages and their inputs) for one batch.
 
     Raises:
         UserCodeError: a column differs; names the first in order of computation, and its component.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from retrain.environments.env_pool import Env, EnvPool
 
 _OPENING = "opening"
-"""Key of the opening state, if the environment neither names it nor sends messages."""
+"""Key of the state before the first turn, if the environment gives no other key."""
 FAILED = ("error", "timeout")
 """Values of `Episode.ended` for episodes that failed and so have no reward."""
 _sessions = count()
@@ -42,12 +42,12 @@ class Episode(Transcript):
         member: index in its group.
         place: index among the episodes of a call of `EpisodeRunner.roll`.
         stream: random stream of its group's request.
-        session: of its group, see `Request.session`.
+        session: number of its group's session, see `Request.session`.
         left: tokens that it may still sample.
         env: the environment; None without one.
         state: key of the environment's present state, see `Answer.state`.
         ended: why the episode ended, see `Rollout.ended`; "" while it runs.
-        over: nothing more is sampled.
+        over: True once nothing more is sampled.
         detail: error message and traceback of a failed episode.
         parts: rewards that the environment returned at the end, by name; None if it returned none.
         metrics: the environment's counts, summed over the episode.
@@ -81,7 +81,7 @@ def turn_stream(stream: int, member: int, turn: int) -> int:
     """Return the random stream of one episode's turn, independent of other episodes in the batch.
 
     Args:
-        stream: of the group's request.
+        stream: random stream of the group's request.
         member: index of the episode in its group.
         turn: index of the turn.
     """
@@ -132,10 +132,11 @@ class EpisodeRunner:
         return [self._rollout(episode, version) for episode in episodes]
 
     async def group(self, posed: RenderedPrompt, request: Request) -> list[Rollout]:
-        """Return the rollouts of one group, which is number 0, while other groups are being sampled.
+        """Return the rollouts of one group; calls for other groups may run at the same time. The rollouts have group
+        number 0.
 
         Batches begin when the engine is free, so what is sampled together depends on timing. All groups need
-        different streams. Episodes that fail are counted within the group.
+        different streams. The limit on failed episodes applies to this group alone.
 
         Raises:
             UserCodeError: more episodes failed than [reward_pool] max_failed allows.
@@ -183,7 +184,7 @@ class EpisodeRunner:
             # Sample for failed members, too: the draws of the others depend on the request's count.
             whole = Request(live[0].context, request.count, self._budget(live[0]), request.stream, session)
             shared = await lane.generate(whole, (place, 0))
-        lane.parties(len(live) - 1)  # in one call the group leaves the barrier and its members join
+        lane.parties(len(live) - 1)  # one call takes the group off the barrier and adds its live members
         await event_loop.gather(self._episode(one, lane, shared[one.member] if shared else None) for one in live)
         for one in members:
             if one.env is not None:
@@ -222,7 +223,7 @@ class EpisodeRunner:
             one.left -= len(completion.ids)
             completion = None
             await self._step(one)
-        # Not in a `finally`: an exception ends all episodes, and leaving would start a new batch.
+        # Not in a `finally`: after an exception all episodes end, and leaving the barrier would start another batch.
         lane.parties(-1)
 
     async def _step(self, one: Episode) -> None:

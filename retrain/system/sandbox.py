@@ -30,8 +30,8 @@ INSIDE = "RETRAIN_SANDBOX"
 """Environment variable that is set inside a sandbox."""
 
 PROCESSES = 620
-"""Maximum number of processes and threads in a sandbox: more than one thread for each core of a large machine. For root
-the kernel limits the PID instead of the count, and assigns PIDs below 300 only once, so that 320 remain."""
+"""Maximum number of processes and threads in a sandbox. It allows one thread per core on a large machine. For root the
+limit is on the PID (pid_max). The kernel reuses only PIDs from 300 up, so about 320 are usable."""
 
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
@@ -48,7 +48,7 @@ _HIDDEN = ("/tmp", "/var/tmp", "/run", "/dev")  # noqa: S108 - private directori
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/dri", "/dev/kfd")
 _PROBE_S = 30.0
 LIBRARIES = 8 << 30
-"""Address space for mapped files of a process inside, in bytes. Importing a CUDA build of torch takes 3 GB."""
+"""Bytes of address space that a sandboxed process gets for mapped files. Importing a CUDA build of torch takes 3 GB."""
 
 
 @cache
@@ -105,8 +105,8 @@ def _make_read_only(path: str) -> None:
 def new_root(visible: Iterable[str]) -> None:
     """Replace the root by a file system that holds only `visible`, read-only, and directories for temporary files.
 
-    The directories are empty and share 64 MB. /proc shows only the processes of the PID namespace. The caller is PID 1
-    of a new namespace inside a sandbox and still has its capabilities there.
+    The directories are empty and share 64 MB. /proc shows only the processes of the PID namespace. It must be called by
+    PID 1 of a new namespace in a sandbox, before that drops its capabilities.
 
     Args:
         visible: absolute paths. Missing ones are ignored; symbolic links keep their targets.
@@ -131,7 +131,8 @@ def new_root(visible: Iterable[str]) -> None:
 
 
 def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the real paths to mount, none below another, and the symbolic links that map given paths to them."""
+    """Return the real paths to mount, none below another, and {given path: real path} for paths that need a symbolic
+    link."""
     wanted = {os.path.abspath(path): os.path.realpath(path) for path in visible if os.path.exists(path)}
     real = set(wanted.values())
     binds = sorted(path for path in real if not _below(path, real - {path}))
@@ -189,7 +190,7 @@ def _attach(tree: int, path: str) -> None:
 
 
 def _show_own_processes(uid: int, place: str = "/proc") -> None:
-    """Mount a /proc of the new PID namespace, or an empty directory where the kernel refuses one."""
+    """Mount a /proc of the new PID namespace, or an empty directory where the kernel refuses one; limit processes."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     try:
         call("mount", b"proc", place.encode(), b"proc", flags, None)
@@ -203,7 +204,7 @@ def _show_own_processes(uid: int, place: str = "/proc") -> None:
 
 
 def root_has_limits() -> bool:
-    """Return True if the kernel can limit the number of processes of root, which RLIMIT_NPROC does not.
+    """Return True if the kernel can limit the number of processes of root. RLIMIT_NPROC does not apply to root.
 
     Since Linux 6.14 each PID namespace has its own pid_max; before, pid_max applied to the whole machine.
     """

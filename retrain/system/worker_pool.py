@@ -76,7 +76,8 @@ class Usage:
 
 
 class WorkerConnection(asyncio.Protocol):
-    """The parent's end of the pipe to one worker. The worker is busy with the first `at_once` open calls.
+    """The parent's end of the pipe to one worker. The worker handles up to `WorkerSpec.at_once` calls at once, oldest
+    first.
 
     Methods called by the event loop catch all exceptions. The loop would only log an exception and close the pipe.
 
@@ -157,7 +158,8 @@ class WorkerConnection(asyncio.Protocol):
                     self._timer = self._loop.call_at(call.deadline, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
-        """Kill the worker if a deadline has passed. The event loop reads the pipe before it calls a timer."""
+        """Kill the worker if a deadline has passed. The event loop reads the pipe before it calls a timer, so an answer
+        that arrived in time counts."""
         now, deadlines = self._loop.time(), {n: call.deadline for n, call in self._open.items() if call.deadline}
         if late := {number for number, deadline in deadlines.items() if deadline <= now}:
             return self._lose("timeout", f"took longer than {self._spec.seconds:g} s", late)
@@ -171,7 +173,8 @@ class WorkerConnection(asyncio.Protocol):
                 raise ValueError("it sent an answer without an end")
             for line in lines:
                 self._handle_answer(line)
-        except _SecondAnswerError as error:  # an earlier call is to blame, unless calls run in threads
+        except _SecondAnswerError as error:
+            # Without threads, code of an earlier call sent it, so no open call is guilty.
             threads = self._spec.at_once > 1
             self._lose("crashed", f"ended its process ({error})", None if threads else set())
         except Exception as error:
@@ -263,7 +266,7 @@ def _fail(call: _Call, lost: CallLost) -> None:
 class WorkerPool:
     """Pool of workers of one kind. A worker is started when it is needed, and replaced when it is lost.
 
-    All methods are coroutines or functions for the thread of the event loop.
+    Call all methods in the event loop's thread.
 
     Attributes:
         size: number of workers for independent calls.

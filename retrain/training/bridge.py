@@ -136,18 +136,19 @@ class ChatStitcher:
             tail = self._tail([(role, "\n".join(text for _, text in run)) for role, run in runs])
         ids = self._chat.encode(tail)
         place = ids.index(last) if last in ids else -1
-        # Text before the end token means that it ends a later message and not the reply.
+        # If text precedes the end token, this token ends a later message, not the reply.
         return ids[place + 1 :] if not self._chat.decode(ids[: max(place, 0)]).strip() else ids
 
     def short(self, messages: RoleTexts, limit: int) -> RoleTexts:
         """Cut the middle of every message that has more than `limit` tokens.
 
-        The rest is a beginning and an end of together `limit` tokens, with a note between them that is not counted.
+        The beginning and the end stay, `limit` tokens in all. A note between them is not counted.
         """
         short: list[tuple[str, str]] = []
         for role, text in messages:
-            # A token is at least one character, so a text of few characters need not be tokenized.
-            ids = self._chat.encode(self._chat.quoted(text)) if len(text) > limit else []
+            quoted = self._chat.quoted(text)
+            # A token is at least one byte, so a text of few bytes need not be tokenized.
+            ids = self._chat.encode(quoted) if len(quoted.encode(errors="replace")) > limit else []
             if len(ids) > limit:
                 note = CUT.format(len(ids) - limit)
                 text = self._chat.decode(ids[: -(-limit // 2)]) + note + self._chat.decode(ids[len(ids) - limit // 2 :])

@@ -10,7 +10,7 @@ from typing import Any
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 
 OF_THE_SAMPLER = frozenset({"sampler_weights", "kv_cache"})
-"""Entries of `estimate_memory` that the sampler uses; 0 here if the engine has the trait `remote`."""
+"""Entries of `estimate_memory` for the sampler; the caller drops them if the engine is remote."""
 _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
 _MOMENTS = {"adamw": 8, "adamw8bit": 2, "muon": 4}
 """Bytes of an optimizer's moments per trained weight."""
@@ -102,14 +102,14 @@ def estimate_memory(
         settings: settings of its training.
         rows: completions sampled at once.
         tokens: length of the longest prompt with its response, in tokens.
-        signal_models: models that signals hold, as in their trait `models`: "frozen" (they share one copy; with LoRA
-            it is the base), "trained" or "averaged". The caller adds models of another shape.
+        signal_models: one entry for each model that a signal keeps: "trained", "averaged" or "frozen". All frozen ones
+            share one copy, with LoRA the base. Models of another shape are not counted here; the caller adds them.
         ranks: world size. Weights are sharded unless `settings.shard` is "none"; every rank holds whole adapters.
     Returns:
         Bytes of weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
-        other_models (of signals), sampler_weights and kv_cache. If weights are sharded also gathered: two layers,
-        embedding and head, which are whole while they compute. With `offload` also offloaded: CPU memory, of entries
-        that are left out in return.
+        other_models (of signals), sampler_weights and kv_cache. If weights are sharded, also `gathered`: two layers,
+        embedding and head, which a rank holds whole while it uses them. With `offload`, also `offloaded`: CPU memory,
+        which replaces the entries that it sums.
     """
     half = 2 if settings.dtype == "bfloat16" else 4
     rank = settings.lora.r if settings.lora else 0

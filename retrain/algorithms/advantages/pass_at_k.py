@@ -18,7 +18,7 @@ SubsetSize = Annotated[int, Field(ge=1)]
 
 
 def _check_subset(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Compare k with the size of a group."""
+    """Report an error if k exceeds the group size, and a warning if it equals it."""
     k, size = params["k"], config.training.group_size
     if k > size:
         yield Finding(("k",), f"k = {k} is larger than group_size = {size}", f"set k <= {size}")
@@ -41,15 +41,15 @@ def pkpo(
     none:           A_i = n / C(n,k) * (C(p-1,k-1) g_p + sum_{j>p} C(j-2,k-2) g_j);  k = 1: g_p
 
     g_1 <= ... <= g_n are the n rewards of a group in ascending order, and p is the rank of row i.
-    The mean over the rows is an unbiased estimate of the gradient of E[max of k]. All advantages
-    are >= 0 (for rewards >= 0 with "none") and at most k times the range of the rewards: learning
-    rates tuned for `grpo` are too large, and `whiten` shifts the zero.
+    The mean over rows of A_i * grad log p_i is an unbiased estimate of the gradient of E[max of k]. All advantages
+    are >= 0 (with "none" if rewards are). They are at most k times the range of the rewards (with "none" k times
+    the largest reward), so learning rates tuned for `grpo` are too large. `whiten` shifts the zero.
 
     Args:
         rewards: [N] float, any unit; group_ids: [N] int.
         k: number of completions of which the best counts. A group of fewer rows uses its own size.
-        baseline: "loo_minus_one" subtracts a baseline of k - 1 other rows; "none" has more variance, and
-            gives a group of one its reward.
+        baseline: "loo_minus_one" subtracts a baseline of k - 1 other rows; with "none" the variance is larger, and a
+            single row's advantage is its reward.
     Returns:
         [N] in the unit of the reward; 0 in a group of equal rewards with "loo_minus_one".
     References: Walder and Karkhanis, Pass@K Policy Optimization, arXiv:2505.15201 (n times the
@@ -78,7 +78,7 @@ def pkpo(
 
 @advantage("pass_at_k", check=_check_subset, unit_variance=True)
 def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tensor:
-    """Mean normalised reward of the subsets of k completions that contain a completion.
+    """For each completion, the mean normalised reward of the k-subsets that contain it.
 
     A = (1 - R) / sd on correct rows,  A = (1 - R - C(w-1,k-1) / C(n-1,k-1)) / sd on wrong rows,
     R = 1 - C(w,k) / C(n,k),  sd = sqrt(R (1 - R)),  w wrong rows of n; 0 where sd = 0

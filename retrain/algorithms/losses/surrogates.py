@@ -36,7 +36,7 @@ def reinforce(logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Te
 
 
 _USUAL_BOUNDS = ((0.2, 0.2), (0.2, 0.28))
-"""The clips of PPO and of DAPO, which are not warned of."""
+"""The clips of PPO and of DAPO, for which no warning is given."""
 
 
 def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ def ppo_clip(  # noqa: PLR0913 - four columns and three keys
     Args:
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
         eps_low, eps_high: bounds of the ratio; 0.2 and 0.28 are DAPO's, 0.2 on both sides is PPO's.
-        dual_clip: c, usually 3: where A < 0 the loss is at most -c * A. None switches it off.
+        dual_clip: the constant c, usually 3. Where A < 0, the loss is at most -c * A. None switches it off.
     Returns:
         [N, T], with policy/clip_fraction (tokens whose gradient the clip removes) and policy/approx_kl
         (-log rho, an estimate of KL(old || new)). At rho = 1 the derivative with respect to lp is -A.
@@ -93,8 +93,8 @@ def gspo(
     s = exp(mean_t (lp_t - old_lp_t)), mean clamped to +-20, sg = no gradient
 
     s_t has the value of s at every token. The derivative of the loss with respect to lp_t is -s * A_t, so token
-    transforms keep their effect. If A_t is constant in a sequence, the gradient is that of the sequence form under
-    every built-in reduction. Clipping is per token and depends on the sign of A_t.
+    transforms keep their effect. If A_t is the same for all tokens of a sequence, the gradient equals that of
+    sequence-level GSPO, with any built-in reduction. Clipping is per token and depends on the sign of A_t.
 
     Args:
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
@@ -106,7 +106,8 @@ def gspo(
     """
     kept = F.masked.keep(logprobs, response_mask)
     sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)
-    # The bracket is exactly 0 and carries the gradient. Without the bracket, rounding would change the ratio.
+    # The bracket is exactly 0 and carries the gradient. Added without brackets, the terms would round and change the
+    # ratio.
     log_ratio = (sequence + (kept - kept.detach())).clamp(-F.ratios.LIMIT, F.ratios.LIMIT)
     log_ratio = F.masked.keep(log_ratio, response_mask)
     return _clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), None)
@@ -184,7 +185,8 @@ def sft(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     Args:
         logprobs: [N, T]; response_mask: [N, T] bool, the tokens to imitate.
     Returns:
-        [N, T] nats; the reduction counts tokens of expert rows only. With terms of the policy, [mix] mu is its share.
+        [N, T] nats; the reduction counts tokens of expert rows only. If the objective also has policy terms, [mix] mu
+        sets the share of this loss.
     References: Pan et al., Trinity-RFT (MIX), arXiv:2505.17826.
     """
     return -F.masked.keep(logprobs, response_mask)

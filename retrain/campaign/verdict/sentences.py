@@ -1,4 +1,4 @@
-"""The result of a campaign in sentences for a terminal, and with tables as Markdown, LaTeX and JSON."""
+"""Format a campaign's result: as sentences for a terminal, and as Markdown, LaTeX or JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sentence(one: Comparison) -> str:
 
 
 def title(one: Comparison) -> str:
-    """Return `gtpo on top of maxrl` if the label adds a stage to the other's chain, else `maxrl against grpo`."""
+    """Return `gtpo on top of maxrl` if the label is the other label plus one stage, else `maxrl against grpo`."""
     added = one.condition.removeprefix(one.against)
     if added != one.condition and (added[:1] == "+" or (added[:1] == "_" and "+" in one.against)):
         return f"{added[1:]} on top of {one.against}"
@@ -168,7 +168,7 @@ def _summary(one: Summary, metric: str) -> dict[str, str]:
 
 
 def _costs(one: Summary) -> dict[str, str]:
-    """Return a row of costs: medians until the threshold, and means of whole runs."""
+    """Return a row of costs: the median cost of reaching the threshold, and the mean cost of a whole run."""
     return {
         "condition": one.condition,
         "reached": "-" if one.reached is None else f"{one.reached} of {one.done}",

@@ -1,11 +1,11 @@
 """Leases on jobs, as plain files in a directory that several machines may share.
 
 leases/JOB/1.json, 2.json ... are the successive leases of a job; the newest counts. A worker takes a lease by creating
-the next file. Only one process can create a file (O_EXCL), so two simultaneous takeovers cannot both succeed, and no
-worker can replace a lease newer than the one it has read. The owner renews its lease by rewriting its file, with a
-heartbeat count, through the handle that created it. A lease is free if it was released, if its owner was a process of
-this machine that no longer exists, or if neither its file nor the run's metrics changed for `lease_s` seconds. The
-observing worker measures these seconds with its own clock, so clocks of two machines are never compared.
+the next file. Only one process can create a file (O_EXCL), so two simultaneous takeovers cannot both succeed, and a
+worker that has read an outdated lease cannot replace the newer one. The owner renews its lease by rewriting its file,
+with a heartbeat count, through the handle that created it. A lease is free if it was released, if its owner was a
+process of this machine that no longer exists, or if neither its file nor the run's metrics changed for `lease_s`
+seconds. The observing worker measures these seconds with its own clock, so clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from retrain.errors import StorageError
 from retrain.system.lock import alive, identity
 from retrain.system.records import read_object
 
-# The functional syntax, because the dead-code check reports class attributes that only JSON uses.
+# The functional syntax is used because the dead-code check reports class attributes that only JSON uses.
 _Owner = TypedDict("_Owner", {"host": str, "pid": int, "born": str | None, "space": str})  # noqa: UP013
 _Child = TypedDict("_Child", {"host": str, "pid": int})  # noqa: UP013
 _Content = TypedDict(  # noqa: UP013
@@ -77,7 +77,8 @@ class Lease:
         self.close()
 
     def close(self) -> None:
-        """Stop renewing the lease. It ends when the job has an outcome, or after `lease_s` seconds."""
+        """Stop renewing the lease. Other workers see the lease as held until the job has an outcome or `lease_s`
+        seconds pass."""
         os.close(self._handle)
 
 

@@ -41,7 +41,7 @@ class RayCluster:
     Args:
         campaign: the campaign. Its directory and the current directory must have the same paths on every node.
         address: HOST:PORT of the cluster; "auto": RAY_ADDRESS, or the cluster that this machine is a node of.
-        cpus_per_run: CPUs that Ray reserves for each rank of a run, and number of its threads.
+        cpus_per_run: CPUs that Ray reserves for each rank; a rank uses as many threads.
         gpus_per_run: GPUs that Ray reserves for each rank of a run, all on one node; the run sees only these.
     """
 
@@ -65,7 +65,7 @@ class RayCluster:
                 the runs, or it lost one job ten times.
             Preempted, KeyboardInterrupt: a signal arrived; the runs have saved, and their leases are released.
         """
-        # Imported late: `programs` is also started as a program, which must not find itself imported.
+        # Imported late: `programs` also runs as a program and must not already be imported then.
         from retrain.campaign.work.programs import ray_task
 
         ray = _connect(self._address)

@@ -1,4 +1,4 @@
-"""Find component keys that nothing in the run reads, because the user expects an effect that they do not have."""
+"""Find component keys that nothing in the run reads. Whoever sets one expects an effect that it does not have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _NOTHING = "nothing in this run reads it"
 
 
 def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Yield every parameter that no component in use reads, in its own table or next to its name.
+    """Yield every parameter that no component in use reads, whether set in the component's table or inline, beside its
+    name.
 
     A component reads the keys of its schema, except those that its trait `when` switches off.
     """
@@ -60,7 +61,7 @@ def judged(
 
 
 def _is_shown(path: Path) -> bool:
-    """Return True if a plug-in's `ctx` shows the key, or a column that depends on its table.
+    """Return True if a plug-in can see the key through `ctx`, directly or through a column computed from it.
 
     Such columns are planning tokens and SEPA's pooling weight.
     """
@@ -83,7 +84,7 @@ def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bou
 
 
 def _readers(config: Config, resolved: Resolved, used: Mapping[Slot, Bound]) -> Iterator[tuple[Bound, Collection[str]]]:
-    """Yield each component in use, with the keys of its table that are also set inline, where it is named."""
+    """Yield each component of the run, engines, corrections and signals included, with the keys set beside its name."""
     for slot, one in used.items():
         yield one, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
     engines = resolved.engines(config.model.path)
@@ -110,6 +111,7 @@ def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]
 
 
 def _served(component: Component) -> tuple[str, ...]:
+    """Return the keys of an engine's table that only `retrain serve` reads; () for other components."""
     return registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
 
 

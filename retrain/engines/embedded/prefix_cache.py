@@ -18,7 +18,7 @@ from retrain.types import Completion, Request, Sampling
 class CachedPrefix(NamedTuple):
     """A cached context: its token ids, and the row of `part` that has its keys and values.
 
-    `row` is an index into the tensors of `part`, not a number of `part.rows`.
+    `row` indexes the tensors of `part`. `part.rows` holds different numbers.
     """
 
     ids: tuple[int, ...]
@@ -53,7 +53,7 @@ class PrefixCache:
     def find(self, request: Request) -> tuple[CachedPrefix, int] | None:
         """Find the cached context with the longest common prefix.
 
-        Only requests with count 1, as the turns of episodes are, are looked up. In a sorted list,
+        Only requests with count 1 are looked up; turns of episodes have count 1. In a sorted list,
         one of the two neighbours of a context has the longest common prefix.
 
         Returns:
@@ -82,7 +82,7 @@ class PrefixCache:
         The last token of a completion has no keys and values yet: it was drawn and not computed.
 
         Args:
-            parts: rows of the sampled chunk, numbered by completion.
+            parts: keys and values of the completions; `rows` are indices into all completions of the call.
         """
         rows = [(*r.ids, *one.ids[:-1]) for r, group in zip(requests, completions, strict=True) for one in group]
         for part in parts:
@@ -91,7 +91,7 @@ class PrefixCache:
                 self._added += [CachedPrefix(rows[row], part, place) for place, row in enumerate(part.rows)]
 
     def end(self, extended: Iterable[CachedPrefix]) -> None:
-        """End a call: its contexts replace the calls that contain the contexts `extended`."""
+        """End a call: drop the earlier calls that hold a context of `extended`, and keep this call's contexts."""
         gone = {id(one) for one in extended}
         self._calls = [call for call in self._calls if gone.isdisjoint(map(id, call))]
         if self._added:

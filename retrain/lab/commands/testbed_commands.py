@@ -28,7 +28,7 @@ def judge(  # noqa: PLR0913 - the options of the command
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the campaign without running it.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
 ) -> None:
-    """Compare a method with a baseline on tasks with one premise each.
+    """Compare a method with a baseline on small tasks that each test one assumption of the method.
 
     The method is the file's settings of credit, losses and optimization. The command writes a campaign,
     runs/testbed-NAME.toml, and runs it; the same command resumes it. Exit codes are those of `retrain campaign`.

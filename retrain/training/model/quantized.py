@@ -96,7 +96,7 @@ class _Product(torch.autograd.Function):
 
 
 def dequantized(model: Any, rank: int) -> LazyWeights:
-    """Return the frozen weights of a quantized model by the base model's names; reading a matrix dequantizes it.
+    """Map the base model's weight names to the frozen weights; reading a matrix dequantizes it.
 
     Args:
         model: the quantized model, with or without adapters.
