@@ -10,7 +10,7 @@ from collections import Counter
 
 from docs.measure import ROOT, modules
 
-TRAIN_IMPORTS = 13_700
+TRAIN_IMPORTS = 13_800
 """Code lines of the modules that `retrain train` imports for the quickstart."""
 PACKAGE, MODULE, FUNCTION = 16, 400, 50
 """Modules of a package; code lines of a module; code lines of a function."""
