@@ -403,8 +403,8 @@ class TorchPolicy:
         return metrics | {"update/nonfinite": float(not finite)}
 
 
-_BY_STALENESS = ("mismatch/kl", "mismatch/logp_diff_mean", "mismatch/ess")
-"""Metrics that are also reported for the tokens of each staleness, if tokens of a batch differ in it."""
+_BY_STALENESS = ("kl", "logp_diff_mean", "ess")
+"""Metrics of the area `mismatch` that are also reported for the tokens of each staleness, if tokens of a batch differ in it."""
 
 
 class _Tally:
@@ -456,7 +456,7 @@ class _Tally:
             found.pop("policy/entropy", None)
         for age, part in sorted(self.by_staleness.items()):
             metrics = part.metrics()
-            found |= {f"{name}_stale_{age}": metrics[name] for name in _BY_STALENESS}
+            found |= {f"mismatch/{name}_stale_{age}": metrics[f"mismatch/{name}"] for name in _BY_STALENESS}
         return found | (self.mismatch.metrics() if self.mismatch else {})
 
 

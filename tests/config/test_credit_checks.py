@@ -52,7 +52,7 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("a correction that is trained", ("algorithm.transform_mode=corrections.trained",),
      ("[algorithm] transform_mode", "reads logprobs", "read old_logprobs")),
     ("a stateful stage twice", ('algorithm.transform_mode=["state.Twice", "state.Twice"]',),
-     ("[algorithm] transform_mode", 'keep state are called "state.Twice"', "use it once")),
+     ("[algorithm] transform_mode", 'with state have the name "state.Twice"', "use it once")),
     ("a signal as a stage", ('algorithm.transform_mode=["process_rewards"]',),
      ("[algorithm] transform_mode[0]", 'no transform named "process_rewards"', 'did you mean "process_rloo"?')),
     ("a transform as the advantage", ("algorithm.advantage_mode=whiten",),

@@ -50,7 +50,7 @@ def data(tmp_path):
 def test_a_checkpoint_that_is_not_there_leaves_the_run_as_it_was(train, where):
     run = train()
     before = content(run)
-    with pytest.raises(ConfigError, match=f"{where}: there is no such checkpoint"):
+    with pytest.raises(ConfigError, match=f"{where}: is not a checkpoint"):
         train(resume=Resume("auto", run / "checkpoints" / where))
     assert content(run) == before
 

@@ -162,11 +162,11 @@ class ContinuousCollector(Collector):
         with self._changed:
             groups = [one.state_dict() for one in self._complete]
             groups += [one.state_dict() for one in self._pending.values() if not one.rollouts]
-        return super().state_dict(done) | {_GROUPS: {"numbers": self._numbers, "pending": groups}}
+        return super().state_dict(done) | {_GROUPS: {"begun": self._numbers, "pending": groups}}
 
     def _restore(self, saved: State) -> None:
         """Take the groups of a checkpoint: complete ones wait for the next step, the others are sampled again."""
-        self._numbers = int(saved.get("numbers", 0))
+        self._numbers = int(saved.get("begun", 0))
         for state in saved.get("pending", ()):
             [posed], _ = next_problems(self._context, int(state["index"]), 1)
             group = self._add(int(state["index"]), posed)

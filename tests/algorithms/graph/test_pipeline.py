@@ -53,7 +53,7 @@ def test_a_signal_that_flags_nothing_for_ten_batches_is_reported_once():
     reads = pipeline("grpo", ["hicra"], flags, given=frozenset({"sepa_lambda"}))
     none = example().replace(planning_mask=torch.zeros(4, 3, dtype=torch.bool))
     assert [reads.unmarked(none) for _ in range(9)] == [""] * 9
-    assert "not one planning token in 10 steps: hicra changes nothing" in reads.unmarked(none)
+    assert "no planning token in 10 steps, so hicra has no effect" in reads.unmarked(none)
     assert [reads.unmarked(none) for _ in range(9)] == [""] * 9
     assert [reads.unmarked(example()) for _ in range(3)] == [""] * 3
     assert not pipeline("maxrl").unmarked(none)

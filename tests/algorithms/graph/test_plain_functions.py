@@ -124,8 +124,8 @@ def test_an_unusable_advantage_names_function_and_group(result, match):
     ("result", "match"),
     [
         ([[1.0]], "list of 3 lists"),
-        (None, "NoneType, neither a TransformOutput"),
-        (5, "int, neither a TransformOutput"),
+        (None, "NoneType instead of a TransformOutput"),
+        (5, "int instead of a TransformOutput"),
         ([1.0, 1.0, 1.0], r"token_advs\[0\] are a float"),
         (TransformOutput([[1.0, 1.0]]), "list of 3 lists"),
         (TransformOutput(5), "list of 3 lists"),
