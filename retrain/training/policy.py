@@ -404,7 +404,7 @@ class TorchPolicy:
 
 
 _BY_STALENESS = ("kl", "logp_diff_mean", "ess")
-"""Metrics of the area `mismatch` that are also reported for the tokens of each staleness, if tokens of a batch differ in it."""
+"""Metrics of the area `mismatch` that are also reported by staleness, if it differs among the tokens of a batch."""
 
 
 class _Tally:
