@@ -250,13 +250,11 @@ class SignalTraits(Traits):
             "averaged" (its own copy of the policy), "policy" (another forward pass of the policy), or the
             path of another model, frozen in bfloat16.
         judges: the signal measures the quality of a completion.
-        in_epochs: (parameter, its value) with which the signal changes between the epochs of an update.
     """
 
     stored: str = ""
     models: tuple[str, ...] | Callable[[Mapping[str, Any]], tuple[str, ...]] = ()
     judges: bool = True
-    in_epochs: tuple[str, str] | None = None
 
     def held(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         """Return `models` for a signal with these parameters."""

@@ -53,11 +53,7 @@ ODD: list[tuple[tuple[str, ...], str, str]] = [
         "[[rewards]] name",
         '"pass_at_k" does not read the sum',
     ),
-    (
-        ("algorithm.algorithm_mode=prime", "prime.every=epoch"),
-        "[prime] every",
-        '"epoch" has no effect: an update has one',
-    ),
+    (("algorithm.algorithm_mode=prime", "prime.every=epoch"), "[prime] every", '"epoch" and "step" are the same'),
     (
         ("algorithm.advantage_mode=pass_at_k", "pass_at_k.k=2", JUDGE),
         "[[rewards]] name",
@@ -87,7 +83,6 @@ SOUND: list[tuple[str, ...]] = [
     (chain("opsm"), IPO, "rollout.overlap=1"),
     (chain("turn_returns"), TWO_REWARDS),
     (JUDGE,),
-    ("algorithm.algorithm_mode=prime_literal",),
     ("algorithm.algorithm_mode=prime", "prime.every=epoch", "training.epochs=2"),
 ]
 

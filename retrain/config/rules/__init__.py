@@ -43,7 +43,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         credit.continuations,
         methods.replaced_advantage,
         methods.decoupled_rewards,
-        methods.one_epoch,
         methods.normalized_twice,
         methods.removed_mean,
         methods.bounds_in_deviations,

@@ -64,19 +64,6 @@ def graded_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
         )
 
 
-def one_epoch(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about a signal that is set to change between the epochs of an update if an update has one."""
-    if config.training.epochs > 1:
-        return
-    for stage in resolved.pipeline.graph:
-        found = registry.signal.traits_of(stage.bound.component).in_epochs if stage.kind == "signal" else None
-        if found and stage.bound.params[found[0]] == found[1]:
-            path = (stage.bound.component.table, found[0])
-            if path in resolved.written:
-                problem = f'"{found[1]}" has no effect: an update has one epoch'
-                yield Finding(path, problem, "set [training] epochs to at least 2", fatal=False)
-
-
 def normalized_twice(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn if advantages are divided by a standard deviation twice."""
     scaled = [stage for stage in _credit(resolved) if _has_unit_variance(stage.bound)]
