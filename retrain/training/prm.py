@@ -36,9 +36,6 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     if path is None and params["update"] == "none" and params["reference"] == "frozen":
         problem = "a process reward model that equals its reference and is not trained gives reward 0 to every token"
         yield Finding(("update",), problem, 'set update = "after", or name a trained model in [prime] path')
-    if params["every"] == "epoch" and config.training.epochs == 1:
-        problem = 'a batch has one epoch, for which "epoch" and "step" are the same'
-        yield Finding(("every",), problem, "set [training] epochs to at least 2", fatal=False)
     yield from check_path(path, config, "process reward model")
 
 

@@ -53,7 +53,6 @@ ODD: list[tuple[tuple[str, ...], str, str]] = [
         "[[rewards]] name",
         '"pass_at_k" does not read the sum',
     ),
-    (("algorithm.algorithm_mode=prime", "prime.every=epoch"), "[prime] every", '"epoch" and "step" are the same'),
     (
         ("algorithm.advantage_mode=pass_at_k", "pass_at_k.k=2", JUDGE),
         "[[rewards]] name",
