@@ -17,7 +17,7 @@ _CHECK = re.compile(r"(?m)^(.+\n)(let me check\n\1)")
 @task("brevity", premise={"task/redundant": (0.3, 1.0)}, knob="p_check", settings=SHORT)
 @dataclass(frozen=True, kw_only=True)
 class Brevity(Addition):
-    """Sums whose correct answers are redundant: at least 30% of their characters check columns that are right.
+    """Correct answers are redundant by a third or more: they check columns that are right.
 
     Every demonstration adds column by column and writes correct columns a second time. Answers without these checks
     are as correct.

@@ -19,7 +19,7 @@ _STEP = re.compile(r"\+(\d)=(\d)\n")
 
 @task("chain", premise={"task/gap": (0.0, 0.08), "accuracy": (0.15, 0.7)}, knob="p_slip", settings=SHORT)
 class Chain(Drawn):
-    """Sums modulo 10 in `steps` steps: digits are added one by one, and a wrong step usually makes the answer wrong.
+    """One wrong step of ten usually makes the answer wrong: digits are added one by one, modulo 10.
 
     If steps are right with probability p, the answer is right with a probability of about p^steps. The first wrong
     step of an answer is known.

@@ -19,7 +19,7 @@ _PHRASE = re.compile("|".join(PHRASES))
 @task("decoy", premise={"task/explained": (-0.02, 0.02)}, knob="p_phrase", settings=SHORT)
 @dataclass(frozen=True, kw_only=True)
 class Decoy(Addition):
-    """Sums with planning phrases that have no effect: they precede columns at random, right and wrong ones alike.
+    """Planning phrases have no effect: they precede columns of a sum at random, right and wrong ones alike.
 
     Args:
         p_phrase: probability that a phrase precedes a column; the task's knob.

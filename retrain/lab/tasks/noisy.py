@@ -18,7 +18,7 @@ from retrain.types import Metrics, Problem, Rollout
 )
 @dataclass(frozen=True)
 class Noisy(Addition):
-    """Sums with noisy rewards: a share `flips` of the training rewards is flipped, 1 to 0 and 0 to 1.
+    """One training reward in ten is flipped: it becomes 0 for a correct sum, or 1 for a wrong one.
 
     Rewards of held-out answers are not flipped. Equal answers to the same problem are either all flipped or none is.
 

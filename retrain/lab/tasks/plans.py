@@ -26,7 +26,7 @@ _PLAN = re.compile("|".join(PLANS))
     settings=SHORT,
 )
 class Planning(Drawn):
-    """Problems in which an early plan decides the answer; the demonstrator chooses the plan at random.
+    """An early plan decides the answer: the right one depends on the problem, and demonstrations choose it at random.
 
     The letter of `37x52?` determines the right plan: add the digits of the two numbers (x), copy those of the first (y)
     or copy those of the second (z). A demonstration begins with the phrase of one of the three plans, chosen at random,

@@ -12,7 +12,7 @@ from retrain.registry import task
 @task("precision", premise={"greedy_accuracy": (0.95, 1.0), "accuracy": (0.2, 0.5)}, knob="p_slip", settings=SHORT)
 @dataclass(frozen=True, kw_only=True)
 class Precision(Addition):
-    """Sums that greedy decoding solves, and sampling often does not: two numbers of two or three digits.
+    """Greedy decoding is correct and sampling makes mistakes: sums of two numbers of two or three digits.
 
     A little less than half of the demonstrations answer at once, so that greedy decoding adds column by column. In a
     sampled answer every column may be wrong.
