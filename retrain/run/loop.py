@@ -22,7 +22,7 @@ from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, 
 from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks, tolerance_of
-from retrain.run.collect import Collection, added, assign_credit, check_parity, collect, fresh_batch
+from retrain.run.collectors.collect import Collection, added, assign_credit, check_parity, collect, fresh_batch
 from retrain.run.evaluate import measure
 from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop

@@ -8,8 +8,8 @@ import pytest
 
 from retrain.config.load import load
 from retrain.errors import ComponentError
-from retrain.run import collect
 from retrain.run.build import build
+from retrain.run.collectors import collect
 from retrain.run.session import Resume
 from retrain.storage.run_directory import RunDirectory
 from tests.small_runs import digest, rows

@@ -27,7 +27,7 @@ from retrain.lab.audit import gradient_quality as G
 from retrain.lab.audit.methods import BASELINE, DEFAULT_METHODS, ORACLE, Method, own_method
 from retrain.lab.monte_carlo.prefixes import credit, prefixes, values_at
 from retrain.report.samples import best_and_worst
-from retrain.run.collect import sampled, valid_rows
+from retrain.run.collectors.collect import sampled, valid_rows
 from retrain.run.run_context import RunContext
 from retrain.types import POLICY_COLUMNS, Batch, Rollout
 

@@ -15,7 +15,7 @@ import torch
 
 from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import (
+from retrain.run.collectors.collect import (
     Collection,
     collect,
     greedy_sampling,
