@@ -164,7 +164,7 @@ def test_an_error_of_the_thread_ends_the_run_as_its_own_and_keeps_what_was_train
         return collect(parts, step, cursor)
 
     with monkeypatch.context() as patch:
-        patch.setattr("retrain.run.loop.collect", fails)
+        patch.setattr("retrain.run.collectors.steps.collect", fails)
         with pytest.raises(EngineError, match="the sampler is gone"):
             train(*AHEAD, "checkpoint.every=0")
     run = tmp_path / "runs" / "run"

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import EngineError
-from retrain.run.collectors.collect import check_parity
+from retrain.run.parity import check_parity
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
 from tests.make_checkpoint import make_checkpoint

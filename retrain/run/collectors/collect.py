@@ -1,18 +1,16 @@
-"""Collect a batch: sample, score, filter and resample groups, add rows of sources. Check parity."""
+"""Collect a batch: sample, score, filter and resample groups, add rows of sources."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from retrain.errors import ComponentError, DataError, EngineError
-from retrain.functional.mismatch import is_stale
+from retrain.errors import ComponentError, DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Policy, RowSource, Task
 from retrain.registry import source as source_kind
@@ -20,8 +18,8 @@ from retrain.registry.call import Call, shown
 from retrain.run.episodes import EpisodeRunner
 from retrain.run.run_context import EpisodeSource, RunContext
 from retrain.system.model_paths import positions
-from retrain.training.chat import Chat, RenderedPrompt, TokenizedPrompt
-from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State
+from retrain.training.chat import Chat, RenderedPrompt
+from retrain.types import Batch, ExpertRow, Metrics, Request, Rollout, Sampling, State
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.pipeline import Pipeline
@@ -33,8 +31,6 @@ _MOST_TOO_LONG = 1000
 """The run ends if one step draws this many prompts that are too long."""
 _ENDS = ("done", "turns", "tokens", "context", "error", "timeout")
 """Values of `Rollout.ended` that are counted in the metrics of episodes."""
-_PARITY_ROWS = 8
-"""Number of completions that a parity check re-scores."""
 
 
 @dataclass(frozen=True)
@@ -593,64 +589,3 @@ def _episodes(area: str, played: Sequence[Rollout], count: float | None = None) 
     for name in sorted({name for one in played for name in one.metrics}):
         found[f"{area}/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
     return found if count is None else found | {f"{area}/episodes": count}
-
-
-def fresh_batch(context: RunContext, collection: Collection) -> Batch:
-    """Sample a few of the step's prompts again, to check the sampler's present weights.
-
-    With `[rollout] overlap` the step's own completions come from older weights.
-    """
-    few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_PARITY_ROWS]
-    posed = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
-    seed = derive_seed(context.config.training.seed, "parity", collection.step)
-    sampling = train_sampling(context.config, context.loaded.stop_ids, seed)
-    longest = positions(context.loaded.model) - max(len(r.prompt_ids) for r in few)
-    requests = requests_for(posed, 1, int(min(context.config.training.max_tokens, longest)))
-    rollouts = EpisodeRunner(context.sampler, context.chat, sampling).roll(posed, requests)
-    return context.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
-
-
-def check_parity(policy: Policy, batch: Batch, limit: float, exact: bool = False) -> Metrics:
-    """Compare the sampler's log-probs of some rollouts with the trainer's.
-
-    Call it before the update, while sampler and trainer hold the same weights. Stale or wrong
-    sampler weights would otherwise corrupt training silently.
-
-    Args:
-        limit: largest mean absolute difference, in nats per token.
-        exact: the sampler computes in float32 and the trainer does not. The test for staleness then
-            uses the trainer's log-probs in float32. It is skipped if the weights themselves are
-            rounded to bfloat16.
-    Returns:
-        parity/logp_diff_mean and parity/logp_diff_max, in nats per token; nothing if the batch has
-        no sampled tokens.
-    Raises:
-        EngineError: the mean difference exceeds the limit, or the sampler is stale by `is_stale`,
-            compared with LoRA's base or, without LoRA, with the weights of the last check.
-    """
-    part = batch.rows((~batch.is_expert).nonzero()[:_PARITY_ROWS, 0])
-    cells = part.response_mask
-    if not cells.any():
-        return {}
-    sampler, trainer = part.sampler_logprobs[cells], policy.logprobs(part)["old_logprobs"][cells]
-    difference = (trainer - sampler).abs()
-    mean, largest = float(difference.mean()), float(difference.max())
-    if not mean <= limit:
-        raise EngineError(
-            f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "
-            f"tolerance {limit:.3g}; most likely the sampler does not hold the trainer's weights; "
-            "if the difference is rounding, raise [rollout] parity_tolerance"
-        )
-    with policy.in_float32() if exact else nullcontext(True) as comparable:
-        earlier = policy.earlier_logprobs(part) if comparable else None
-        now = policy.logprobs(part)["old_logprobs"][cells] if exact and earlier is not None else trainer
-    if earlier is not None and is_stale(sampler, now, earlier[cells]):
-        old = "the weights of the last check" if policy.adapter is None else "the base without LoRA's adapter"
-        raise EngineError(
-            f"the sampler is stale: its log-probs are closer to those of {old} than to the "
-            f"trainer's, from which they differ by {mean:.3g} per token; it holds old weights, or "
-            'it rounds the update away, as [vllm] lora = "merged" does in bfloat16, or the two round '
-            "weights differently: give the engine the dtype of [model]"
-        )
-    policy.remember()
-    return {"parity/logp_diff_mean": mean, "parity/logp_diff_max": largest}

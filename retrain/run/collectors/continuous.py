@@ -24,8 +24,8 @@ from retrain.run.collectors.collect import (
     train_sampling,
     with_greedy,
 )
+from retrain.run.collectors.steps import Collector, PhaseTimer
 from retrain.run.episodes import EpisodeRunner
-from retrain.run.loop import Collector, PhaseTimer
 from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop
 from retrain.system import event_loop

@@ -1,0 +1,104 @@
+"""The parity check: sampler and trainer compute the same log-probs."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+
+from retrain.errors import EngineError
+from retrain.functional.mismatch import is_stale
+from retrain.functional.seeds import derive_seed
+from retrain.protocols import Policy, tolerance_of
+from retrain.run.collectors.collect import Collection, requests_for, train_sampling
+from retrain.run.collectors.steps import PhaseTimer
+from retrain.run.episodes import EpisodeRunner
+from retrain.run.run_context import RunContext
+from retrain.system.model_paths import positions
+from retrain.training.chat import TokenizedPrompt
+from retrain.types import Batch, Metrics, Problem
+
+_ROWS = 8
+"""Number of completions that a check re-scores."""
+
+
+def parity(context: RunContext, collection: Collection, timer: PhaseTimer) -> Metrics:
+    """Check parity after every `[rollout] parity_every` weight syncs, from the first; 0 turns it off."""
+    settings = context.config.rollout
+    if not collection.kept or not settings.parity_every or collection.step % settings.parity_every:
+        return {}
+    sampler, trainer = context.sampler.tolerance, tolerance_of(context.policy.settings.dtype)
+    with timer("parity"):
+        batch = _fresh(context, collection) if settings.ahead else _without_stored(collection)
+        limit = settings.parity_tolerance or max(sampler, trainer)
+        return check_parity(context.policy, batch, limit, exact=sampler < trainer)
+
+
+def _without_stored(collection: Collection) -> Batch:
+    """Return the batch without stored rollouts and expert rows, which other weights sampled."""
+    assert collection.batch is not None
+    if not collection.stored:
+        return collection.batch
+    return collection.batch.rows(torch.arange(len(collection.kept), device=collection.batch.group_ids.device))
+
+
+def _fresh(context: RunContext, collection: Collection) -> Batch:
+    """Sample a few of the step's prompts again, to check the sampler's present weights.
+
+    With `[rollout] overlap` the step's own completions come from older weights.
+    """
+    few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_ROWS]
+    posed = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
+    seed = derive_seed(context.config.training.seed, "parity", collection.step)
+    sampling = train_sampling(context.config, context.loaded.stop_ids, seed)
+    longest = positions(context.loaded.model) - max(len(r.prompt_ids) for r in few)
+    requests = requests_for(posed, 1, int(min(context.config.training.max_tokens, longest)))
+    rollouts = EpisodeRunner(context.sampler, context.chat, sampling).roll(posed, requests)
+    return context.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
+
+
+def check_parity(policy: Policy, batch: Batch, limit: float, exact: bool = False) -> Metrics:
+    """Compare the sampler's log-probs of some rollouts with the trainer's.
+
+    Call it before the update, while sampler and trainer hold the same weights. Stale or wrong
+    sampler weights would otherwise corrupt training silently.
+
+    Args:
+        limit: largest mean absolute difference, in nats per token.
+        exact: the sampler computes in float32 and the trainer does not. The test for staleness then
+            uses the trainer's log-probs in float32. It is skipped if the weights themselves are
+            rounded to bfloat16.
+    Returns:
+        parity/logp_diff_mean and parity/logp_diff_max, in nats per token; nothing if the batch has
+        no sampled tokens.
+    Raises:
+        EngineError: the mean difference exceeds the limit, or the sampler is stale by `is_stale`,
+            compared with LoRA's base or, without LoRA, with the weights of the last check.
+    """
+    part = batch.rows((~batch.is_expert).nonzero()[:_ROWS, 0])
+    cells = part.response_mask
+    if not cells.any():
+        return {}
+    sampler, trainer = part.sampler_logprobs[cells], policy.logprobs(part)["old_logprobs"][cells]
+    difference = (trainer - sampler).abs()
+    mean, largest = float(difference.mean()), float(difference.max())
+    if not mean <= limit:
+        raise EngineError(
+            f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "
+            f"tolerance {limit:.3g}; most likely the sampler does not hold the trainer's weights; "
+            "if the difference is rounding, raise [rollout] parity_tolerance"
+        )
+    with policy.in_float32() if exact else nullcontext(True) as comparable:
+        earlier = policy.earlier_logprobs(part) if comparable else None
+        now = policy.logprobs(part)["old_logprobs"][cells] if exact and earlier is not None else trainer
+    if earlier is not None and is_stale(sampler, now, earlier[cells]):
+        old = "the weights of the last check" if policy.adapter is None else "the base without LoRA's adapter"
+        raise EngineError(
+            f"the sampler is stale: its log-probs are closer to those of {old} than to the "
+            f"trainer's, from which they differ by {mean:.3g} per token; it holds old weights, or "
+            'it rounds the update away, as [vllm] lora = "merged" does in bfloat16, or the two round '
+            "weights differently: give the engine the dtype of [model]"
+        )
+    policy.remember()
+    return {"parity/logp_diff_mean": mean, "parity/logp_diff_max": largest}
