@@ -38,7 +38,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "png": ("resvg-py",),
     "serve": ("uvicorn",),
-    "smollm2": ("gguf",),
+    "smollm2": ("accelerate", "gguf"),
     "tensorboard": ("tensorboard",),
     "trackio": ("trackio",),
     "ray": ("ray",),

