@@ -23,3 +23,10 @@ def test_plugins_are_searched_after_the_directory_itself_and_before_search_paths
     with pytest.raises(ComponentError, match=rf"searched in {tmp_path}, {tmp_path}/plugins\)") as caught:
         registry.find("advantage", "looked_up_nowhere.f")
     assert "plugins/" in caught.value.fix
+
+
+def test_the_examples_of_the_repository_do_not_hide_a_folder_of_the_same_name(tmp_path, monkeypatch):
+    registry.find("advantage", "plugins.my_advantages.hipa_like_advantages")
+    monkeypatch.chdir(tmp_path)
+    module(tmp_path / "plugins", "looked_up_dotted", 1)
+    assert registry.find("advantage", "plugins.looked_up_dotted.f").target([0]) == [1.0]
