@@ -98,9 +98,9 @@ def _measured(context: RunContext, one: LoadedConfig, loaded: LoadedConfig, task
 
 def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> SamplingContext:
     """Build the model and the sampler that samples from it."""
-    trained = build_trained(loaded, directory, observe)
     if loaded.config.rollout.continuous and directory.ranks.size > 1:
         raise ComponentError('[rollout] mode = "continuous" needs a single rank', 'set mode = "steps" and overlap')
+    trained = build_trained(loaded, directory, observe)
     sampler = _sampler(trained.engine, trained.resources, directory.ranks)
     if loaded.config.rollout.continuous:
         sampler = for_continuous_sampling(sampler)

@@ -133,12 +133,16 @@ def test_dropped_groups_are_replaced(train):
     [
         ('algorithm.advantage_mode="remax"',),
         ('source=[{name = "replay", params = {share = 0.4, max_staleness = 4}}]',),
+        (
+            'expert={path = "configs/data/addition_expert.jsonl", ratio = 0.25}',
+            'loss=[{name="ppo_clip"}, {name="sft"}]',
+        ),
     ],
 )
 def test_credit_and_sources_that_need_more_than_the_rollouts(train, extra):
     metrics = rows(train(*FLOW, *extra) / "metrics.jsonl")
     assert len(metrics) == STEPS
-    assert any(name in metrics[-1] for name in ("reward/greedy", "replay/groups", "replay/staleness"))
+    assert any(name in metrics[-1] for name in ("reward/greedy", "replay/groups", "loss/sft"))
 
 
 def test_episodes_of_an_environment(train):
