@@ -29,6 +29,12 @@ ENDS = (
     'checkpoint.best="eval/accuracy"',
 )
 LANES = ("rollout.overlap=1", "environment.workers=2")
+SOURCES = (
+    'source=[{name = "replay", params = {share = 0.4, max_staleness = 4}}]',
+    f'expert={{path = "{ROOT}/configs/data/addition_expert.jsonl", ratio = 0.25}}',
+    'loss=[{name = "ppo_clip"}, {name = "sft"}]',
+)
+"""Rows beside the rollouts: stored groups, and an expert's answers."""
 TINY = """
 training.max_steps=2 training.batch_size=2 training.group_size=4 training.max_tokens=12 training.threads=1
 warmup.steps=12 warmup.batch_size=8 warmup.warmup_steps=2 warmup.problems=96
@@ -81,7 +87,11 @@ def ask(request, pair, tmp_path):
 
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param((), id="in turn"), pytest.param((*AHEAD, *ENDS), id="overlap", marks=pytest.mark.ranks)],
+    [
+        pytest.param((), id="in turn"),
+        pytest.param((*AHEAD, *ENDS), id="overlap", marks=pytest.mark.ranks),
+        pytest.param(SOURCES, id="sources", marks=pytest.mark.ranks),
+    ],
 )
 def test_two_ranks_write_what_one_process_writes(ask, tmp_path, overrides):
     assert ask("two", *overrides)["errors"] == [None, None]
