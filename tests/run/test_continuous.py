@@ -1,6 +1,7 @@
 """`[rollout] mode = "continuous"`: what is trained on, how stale it is, and what a stopped run keeps."""
 
 import gzip
+import itertools
 import json
 import signal
 import threading
@@ -9,10 +10,11 @@ import time
 import pytest
 
 from retrain.config.load import load
-from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import ConfigError, Preempted, UserCodeError
+from retrain.run.collectors import continuous
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
+from retrain.system.event_loop import check_stop
 from tests.engines.servers import ModelServer
 from tests.small_runs import rows
 
@@ -43,16 +45,43 @@ def no_threads():
     assert not [name for name in names if name.startswith(("sampling", "scoring"))], "no thread outlives the run"
 
 
+class Gate:
+    """Holds the groups that are to be scored after the first `count`, until it is opened or the run ends.
+
+    Attributes:
+        reached: set when the first of them is to be scored, so the groups before it are complete if one is
+            in flight at a time.
+    """
+
+    def __init__(self, score, count):
+        self.count, self.is_open, self.reached = count, False, threading.Event()
+        self._score, self._calls = score, itertools.count()
+
+    def __call__(self, *args):
+        if next(self._calls) >= self.count:
+            self.reached.set()
+            while not self.is_open:
+                check_stop()
+                time.sleep(0.01)
+        return self._score(*args)
+
+    def stops_after(self, step):
+        """An observer that sends SIGTERM in a step, once a group is held."""
+
+        def observe(event, details):
+            if event == "step" and details["step"] == step:
+                assert self.reached.wait(60)
+                signal.raise_signal(signal.SIGTERM)
+
+        return observe
+
+
 @pytest.fixture
-def slow_sampling(monkeypatch):
-    """Make every call of the engine take a while."""
-    real = TorchEngine.sample
-
-    def late(self, *args):
-        time.sleep(0.15)
-        return real(self, *args)
-
-    monkeypatch.setattr(TorchEngine, "sample", late)
+def gate(monkeypatch):
+    """Two steps have their groups, and one group is complete beyond that."""
+    held = Gate(continuous.score, 2 * GROUPS + 1)
+    monkeypatch.setattr(continuous, "score", held)
+    return held
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -87,30 +116,35 @@ def test_fewer_groups_in_flight_than_a_step_has(train):
     assert all(row["rollout/in_flight"] <= 1 for row in rows(run / "metrics.jsonl"))
 
 
-def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, stopped, slow_sampling, tmp_path):
+def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, gate, tmp_path):
     """The resumed run trains on the first and samples the others again: no prompt is lost, none comes twice."""
     options = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
-    stopped(*options, "rollout.drain_timeout_s=0", steps=2)
+    with pytest.raises(Preempted, match="after step 2"):
+        train(*options, "rollout.drain_timeout_s=0", observe=gate.stops_after(1))
     run = tmp_path / "runs" / "run"
     [saved] = checkpoint.every(run / "checkpoints")[-1:]
-    pending = checkpoint.load(saved)["groups"]["pending"]
-    incomplete = [group for group in pending if not group["rollouts"]]
-    assert incomplete
+    complete = [bool(group["rollouts"]) for group in checkpoint.load(saved)["groups"]["pending"]]
+    assert complete.count(True) == 1
+    assert complete.count(False) >= 1
+    gate.is_open = True
     train(*options, resume=Resume("auto"))
     assert len(rows(run / "metrics.jsonl")) == STEPS
     assert sorted(trained_problems(run)) == sorted(first_problems(train, GROUPS * STEPS))
 
 
 @pytest.mark.parametrize(
-    ("seconds", "most", "left"), [(0, 1, "samples [1-9] that"), (60, 9, "trains on [1-9] .* samples 0 that")]
+    ("seconds", "most", "left"), [(0, 1, "trains on 1 .* samples [1-9] that"), (60, 9, "trains on [1-9]")]
 )
-def test_sigterm_waits_for_groups_in_flight_or_says_how_many_are_abandoned(train, slow_sampling, seconds, most, left):
-    def observe(event, details):
-        if event == "step" and details["step"] == 1:
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(Preempted, match=rf"after step 2; --resume auto continues from there; it .*{left}"):
-        train(*FLOW, f"rollout.in_flight={most}", f"rollout.drain_timeout_s={seconds}", observe=observe)
+def test_sigterm_waits_for_groups_in_flight_or_says_how_many_are_abandoned(train, gate, seconds, most, left):
+    gate.is_open = seconds > 0
+    with pytest.raises(Preempted, match=rf"after step 2; --resume auto continues from there; it {left}"):
+        train(
+            *FLOW,
+            f"rollout.in_flight={most}",
+            f"rollout.drain_timeout_s={seconds}",
+            "rollout.max_staleness=2",
+            observe=gate.stops_after(1),
+        )
 
 
 def test_an_error_of_a_group_ends_the_run(train, tmp_path, monkeypatch):
