@@ -1,4 +1,4 @@
-"""Adapters for environments of other libraries. Uses none of this package's dependencies."""
+"""Adapters for environments of other libraries. This module uses none of retrain's dependencies."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from retrain.environments.contract import EpisodeGenerator, Limits
 from retrain.environments.tools import called, importable, load_object
 
 _OF_TRL = ("reset", "get_reward")
+"""Methods of a TRL environment that are not tools."""
 
 
 @environment(
@@ -31,7 +32,7 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
     parser: str = "hermes",
     describe: bool = True,
 ) -> EpisodeGenerator:
-    """Environment in the form of `environment_factory` of TRL's GRPOTrainer.
+    """Environment with the interface of `environment_factory` of TRL's GRPOTrainer.
 
     `reset(prompt=, answer=, **extra)` starts an episode and returns text to add to the prompt, or
     None. The other public methods are tools (see the environment "tools"). The episode ends at the
@@ -66,8 +67,8 @@ def skyrl(
     fields; `reward_spec.ground_truth` (the answer) and `max_turns` are added if they are missing.
 
     Args:
-        env_class: dotted path.
-        config: its `env_config`.
+        env_class: dotted path of the class.
+        config: the `env_config` that its constructor gets.
     Raises:
         ValueError: `init` changed the prompt.
     """
@@ -79,8 +80,8 @@ def skyrl(
         raise ValueError("init changed the prompt; let it only append messages, and change prompts in the data")
     reply = yield [dict(one) for one in messages[len(asked) :]]
     while not (found := env.step(str(reply)))["done"]:
-        said = found["observations"]
-        text, role = "\n".join(one["content"] for one in said), said[-1]["role"] if said else "user"
+        new = found["observations"]
+        text, role = "\n".join(one["content"] for one in new), new[-1]["role"] if new else "user"
         reply = yield Observation(text, reward=float(found["reward"]), role=role)
     env.close()
     return float(found["reward"])
@@ -99,7 +100,7 @@ def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str
     """An `Environment` of OpenEnv in the worker process: calls `reset(seed=)`, then `step(action)` until it is done.
 
     Args:
-        env_class: dotted path.
+        env_class: dotted path of the class.
         action: dotted path of a function from the model's text to an action.
         show: dotted path of a function from an observation to text.
     """

@@ -1,4 +1,7 @@
-"""Contract of environments: what they read, yield and return. Uses only the standard library."""
+"""Interface of environments: the fields that they read, and the values that they yield and return.
+
+This module uses only the standard library, so that any interpreter can run it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from retrain.types import fits_float32
 
 FIELDS: tuple[str, ...] = ("answer", "prompt", "problem", "extra", "rng", "seed", "limits")
 """Names of the positional parameters that an environment may have. `answer`, `prompt` and `extra` are
-the problem's; `problem` is a dict of them with its id. `rng` is a `random.Random` with the seed
+fields of the problem; `problem` is a dict of all its fields. `rng` is a `random.Random` with the seed
 `seed`, which is the same for all episodes of a group. `limits` are the episode's `Limits`."""
 
 
@@ -29,18 +32,18 @@ EpisodeGenerator = Generator[
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Observation with more than a text, yielded by an environment.
+    """An observation with fields besides its text, which an environment can yield instead of a str.
 
     Attributes:
-        text: shown to the model; None shows nothing.
-        reward: of the previous action.
-        role: of the chat message: "user", or "tool" for the result of a call.
-        metrics: counts, summed over the episode.
+        text: text for the model; None for no text.
+        reward: reward of the previous action.
+        role: role of the chat message: "user", or "tool" for the result of a tool call.
+        metrics: numbers by name; the run reports their sums over the episode.
         tools: JSON schemas of the tools, before the first action; used by chat templates that
             support tools.
-        tools_text: added to the text if the chat template does not support tools.
-        state: identifies the environment's state, for advantages that compare turns in equal
-            states; None identifies it by the text.
+        tools_text: description of the tools, added to the text if the chat template does not support tools.
+        state: name of the environment's state, for advantages that compare turns in equal states.
+            None: the text is the name.
     """
 
     text: str | None = None
@@ -72,7 +75,7 @@ class Action(str):
 
 
 class Limits(NamedTuple):
-    """Limits of an episode, from `[environment]` and, for max_tokens, from `[training]`."""
+    """Limits of an episode: keys of `[environment]`, and `[training] max_tokens`."""
 
     max_turns: int
     turn_tokens: int
@@ -84,14 +87,14 @@ class Answer(NamedTuple):
     """Result of one step of an episode, as plain data.
 
     Attributes:
-        kind: "say" for an observation, "end", or a failure: "error" or "timeout".
+        kind: "observation" for an observation, "end", or a failure: "error" or "timeout".
         messages: (role, text) of the observation, in order.
-        reward: of the last action.
+        reward: reward of the last action.
         parts: rewards that the environment returned at the end, by name; None if it returned None.
-        metrics: counts to add to the episode's.
+        metrics: numbers to add to the metrics of the episode.
         detail, trace: message and traceback of a failure.
         tools, tools_text: see `Observation`.
-        state: digest of the state, or of the messages if it has no name; "" without either.
+        state: digest of the state's name, or of the messages if it has no name; "" if there are none.
     """
 
     kind: str
@@ -109,8 +112,11 @@ class Answer(NamedTuple):
 def fields_read(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the FIELDS that are parameters of an environment.
 
+    Args:
+        name: name of the environment, for error messages.
+        function: the environment.
     Raises:
-        ComponentError: another parameter without a default is positional, or one is positional-only.
+        ComponentError: a positional parameter without a default is not in FIELDS, or a parameter is positional-only.
     """
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     wanted = [one for one in inspect.signature(function).parameters.values() if one.kind in kinds]
@@ -123,32 +129,33 @@ def fields_read(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(one.name for one in wanted if one.name in FIELDS)
 
 
-def said(value: Any, first: bool) -> Answer:
+def parse_yielded(value: Any, first: bool) -> Answer:
     """Convert the value that an environment yielded to an `Answer`.
 
     Args:
-        first: the value precedes the first action, so it may not have a reward.
+        value: the yielded value.
+        first: True if the value precedes the first action, so that it must not have a reward.
     Raises:
         ValueError: the value is invalid.
     """
-    say = Observation(value) if value is None or isinstance(value, str) else value
-    if not isinstance(say, Observation):
+    seen = Observation(value) if value is None or isinstance(value, str) else value
+    if not isinstance(seen, Observation):
         messages = [_message(one) for one in _list(value)]
-        return Answer("say", messages, state=_digest(messages))
-    if say.text is not None and not isinstance(say.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"Observation was given a text that is {type(say.text).__name__}")
-    reward = _number(say.reward, "the reward of Observation")
+        return Answer("observation", messages, state=_digest(messages))
+    if seen.text is not None and not isinstance(seen.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"the text of Observation is of type {type(seen.text).__name__}; give a str or None")
+    reward = _number(seen.reward, "the reward of Observation")
     if first and reward:
-        raise ValueError("yielded a reward before the first reply; remove it")
-    metrics = {str(key): _number(number, f"metric {key!r}") for key, number in say.metrics.items()}
+        raise ValueError("yielded a reward before the first action; remove it")
+    metrics = {str(key): _number(number, f"metric {key!r}") for key, number in seen.metrics.items()}
     if taken := [key for key in metrics if key in _REPORTED or key.startswith("ended_")]:
         raise ValueError(f"metric {taken[0]!r}: the run reports env/{taken[0]} itself; give it another name")
-    messages = [] if say.text is None else [(str(say.role), say.text)]
-    tools, state = [dict(tool) for tool in say.tools], _digest(messages if say.state is None else str(say.state))
-    return Answer("say", messages, reward, None, metrics, "", "", tools, str(say.tools_text), state)
+    messages = [] if seen.text is None else [(str(seen.role), seen.text)]
+    tools, state = [dict(tool) for tool in seen.tools], _digest(messages if seen.state is None else str(seen.state))
+    return Answer("observation", messages, reward, None, metrics, "", "", tools, str(seen.tools_text), state)
 
 
-def returned(value: Any) -> Answer:
+def parse_returned(value: Any) -> Answer:
     """Convert the value that an environment returned to an `Answer`.
 
     Raises:
@@ -182,6 +189,7 @@ def _message(value: Any) -> tuple[str, str]:
 
 
 def _number(value: Any, what: str) -> float:
+    """Convert a value to a float; raise ValueError, which names it as `what`, if it is not a finite number."""
     number = float(value) if isinstance(value, SupportsFloat) else math.nan  # numpy's bool is not a Real
     if not fits_float32(number):
         raise ValueError(f"{what} is not a finite number: {type(value).__name__}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from retrain.environments.contract import Answer, Limits
-from retrain.environments.env_process import Hello, LiveEpisodes, shown
+from retrain.environments.env_process import Hello, LiveEpisodes, readable_fields
 from retrain.errors import UserCodeError
 from retrain.system import event_loop
 from retrain.system.worker_pool import CallLost, WorkerConnection, WorkerPool
@@ -71,7 +71,7 @@ class Env(Protocol):
 
         Args:
             problem: fields of the problem by name.
-            seed: shared by all episodes of the group.
+            seed: random seed, the same for all episodes of the group.
         """
         ...
 
@@ -95,19 +95,19 @@ class EnvPool:
         launch: settings of the workers.
         size: number of workers.
         context: longest context of the model, in tokens.
-        max_failed: largest share of failed episodes in one call; more raise an error.
+        max_failed: largest share of failed episodes that `check` accepts.
 
     Attributes:
         limits: limits of each episode.
-        lanes: number of sets into which groups are divided; a set never waits for the environments of another.
+        lanes: number of independent sets of groups: a set does not wait for the environments of another.
             Group g belongs to set g % lanes.
-        in_step: a lane samples only when all of its episodes wait for the model.
-        traits: of the environments, by label. `replay`: episodes can be replayed. `rewards`: the
-            environment gives rewards itself, so an episode that a limit ends gets 0; otherwise
-            [[rewards]] score it.
+        in_step: True if a lane samples only when all of its episodes wait for the model.
+        traits: traits of the environments, by label. `replay`: episodes can be replayed. `rewards`: the
+            environment gives rewards itself, so an episode that a limit ends gets 0; without this
+            trait, [[rewards]] score it.
         reads: fields of a problem that the environment reads, by label.
-        workers: the processes.
-        steps, replayed: counts for `metrics`.
+        workers: the worker processes.
+        steps, replayed: numbers of steps and of replayed episodes since the last call of `metrics`.
     """
 
     def __init__(self, launch: Launch, size: int = 1, *, context: float = inf, max_failed: float = 1.0) -> None:
@@ -126,7 +126,7 @@ class EnvPool:
         """Start the workers.
 
         Raises:
-            ComponentError: the environment has an unknown parameter, or its [[environments]] table is invalid.
+            ComponentError: the environment reads an unknown field, or a key of its table is missing or unknown.
             UserCodeError: importing its module crashes the worker or takes too long.
         """
         if self.launch.in_processes:
@@ -162,7 +162,8 @@ class EnvPool:
         """Log each kind of failure once.
 
         Args:
-            failures: details of the failed episodes. total: number of episodes.
+            failures: reasons of the failed episodes.
+            total: number of episodes.
         Raises:
             UserCodeError: the share of failed episodes exceeds `max_failed`.
         """
@@ -178,7 +179,10 @@ class EnvPool:
             )
 
     def metrics(self) -> Metrics:
-        """Return the mean time of a step in milliseconds, and the number of replays, since the last call."""
+        """Return the mean time of a step in milliseconds, and the number of replayed episodes, since the last call.
+
+        The time is 0 if the environments run in this process.
+        """
         usage = self.workers.usage
         found = {"time/env_step_ms": 1000 * usage.seconds / max(1, self.steps), "env/replayed": float(self.replayed)}
         self.steps, self.replayed, usage.seconds = 0, 0, 0.0
@@ -189,8 +193,9 @@ class EnvWorker(Env):
     """The environment of one episode, in a worker that may run other episodes too.
 
     Args:
+        pool: the pool of workers.
         key: number of the episode.
-        label: of the environment in `[[environments]]`.
+        label: label of the environment in `[[environments]]`.
         place: number of the worker in the pool.
     """
 
@@ -203,7 +208,7 @@ class EnvWorker(Env):
         """Calls so far, each with a hash of its answer, to check a replay."""
 
     async def reset(self, problem: Mapping[str, Any], seed: int) -> Answer:
-        facts = shown(problem, self._pool.reads[self._label])
+        facts = readable_fields(problem, self._pool.reads[self._label])
         return await self._step(("open", self._key, facts, seed))
 
     async def step(self, action: str, finish_reason: str, turn: int, tokens_left: int) -> Answer:
@@ -218,7 +223,7 @@ class EnvWorker(Env):
         self._history = []
 
     async def _step(self, body: _Body) -> Answer:
-        """Make a call; repeat it if another episode has crashed the worker."""
+        """Make a call. Repeat it if the worker was lost and this episode is not known to be the cause."""
         self._pool.steps += 1
         while True:
             try:
@@ -229,33 +234,36 @@ class EnvWorker(Env):
                 if lost.guilty:
                     return self._failed(str(lost))
                 if lost.guilty is None:
-                    # The guilty episode is unknown. In a worker of its own only this one can be guilty.
+                    # It is unknown which episode lost the worker. In a worker of its own only this one can.
                     self._place = self
             else:
                 if answer is not None:
                     return answer
 
     async def _attempt(self, body: _Body) -> Answer | None:
-        """Return the answer to a call; None if the call must be repeated in a worker of its own."""
+        """Return the answer to a call; None if the worker's memory was full and the call must be repeated.
+
+        The repetition runs in a worker of its own, because other episodes may have filled the memory.
+        """
         if (worker := self._worker) is None or worker.lost:
             worker = await self._pool.workers.worker(self._place)
             if failure := await self._replay(worker):
                 return self._failed(failure)
             self._worker = worker
         answer, digest = await worker.call(body, _hashed_answer)
-        if "MemoryError" in answer.detail:  # another episode or uncollected garbage may use the memory
+        if "MemoryError" in answer.detail:  # perhaps of other episodes, or of garbage
             worker.retire()
             if self._pool.launch.threads > 1 and self._place is not self:
                 self._place = self
                 return None
-        if answer.kind == "say":
+        if answer.kind == "observation":
             self._history.append((body, digest))
         else:
             self._history = []
         return answer
 
     async def _replay(self, worker: WorkerConnection) -> str:
-        """Replay the episode in another worker; return the reason of a failure, or ""."""
+        """Replay the episode in another worker. Return "", or the reason why the replay failed."""
         if not self._history:
             return ""
         if not self._pool.traits[self._label]["replay"]:
@@ -263,7 +271,7 @@ class EnvWorker(Env):
         self._pool.replayed += 1
         for body, digest in self._history:
             if (await worker.call(body, _hashed_answer))[1] != digest:
-                return "is not deterministic: replayed from the same seed, it answered differently"
+                return "is not deterministic: a replay with the same seed gave another observation"
         return ""
 
     def _failed(self, detail: str, kind: str = "error") -> Answer:
@@ -278,7 +286,7 @@ class _LocalEnv(Env):
         self._episodes, self._key, self._reads, self._live = episodes, key, reads, False
 
     async def reset(self, problem: Mapping[str, Any], seed: int) -> Answer:
-        return await self._step(("open", self._key, shown(problem, self._reads), seed))
+        return await self._step(("open", self._key, readable_fields(problem, self._reads), seed))
 
     async def step(self, action: str, finish_reason: str, turn: int, tokens_left: int) -> Answer:
         return await self._step(("reply", self._key, action, finish_reason, turn, tokens_left))
@@ -289,11 +297,12 @@ class _LocalEnv(Env):
 
     async def _step(self, body: _Body) -> Answer:
         answer = await event_loop.call_in_caller(lambda: _answer(self._episodes.call(body)))
-        self._live = answer.kind == "say"
+        self._live = answer.kind == "observation"
         return answer
 
 
 def _hashed_answer(raw: Any) -> tuple[Answer, int]:
+    """Return a worker's answer and its hash, which a replay must reproduce."""
     return _answer(raw), hash(repr(raw))
 
 
@@ -307,7 +316,7 @@ def _answer(raw: Any) -> Answer:
         texts = [(str(role), str(text)) for role, text in messages]
         scores = None if parts is None else {str(name): float(value) for name, value in parts.items()}
         counts = {str(name): float(value) for name, value in metrics.items()}
-        if kind in ("say", "end", "error"):
+        if kind in ("observation", "end", "error"):
             rest = str(detail), str(trace), list(tools), str(tools_text)
             return Answer(kind, texts, float(reward), scores, counts, *rest, str(state))
     except (TypeError, ValueError, AttributeError):

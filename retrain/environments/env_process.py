@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import retrain
-from retrain.environments.contract import Action, Answer, Limits, fields_read, returned, said
+from retrain.environments.contract import Action, Answer, Limits, fields_read, parse_returned, parse_yielded
 from retrain.errors import ComponentError
 from retrain.system.worker_process import limit, serve
 
@@ -35,9 +35,9 @@ class Hello(NamedTuple):
     """Settings of one environment, sent to a worker when it starts.
 
     Attributes:
-        name: of the environment.
-        target: its import path, `module:object` or `module.object`.
-        params: its keyword-only parameters.
+        name: name of the environment.
+        target: import path of the environment, `module:object` or `module.object`.
+        params: values of its keyword-only parameters.
         search_paths: directories that are searched for modules first.
         timeout_s: timeout of a step in seconds.
         limits: fields of `Limits`.
@@ -75,7 +75,11 @@ class LiveEpisodes:
             self.traits[label] = {"replay": True, "rewards": True, **getattr(target, _TRAITS, {}), **hello.traits}
 
     def call(self, body: tuple[Any, ...]) -> Answer:
-        """Execute ("open", key, problem, seed), ("reply", key, *arguments of `Action`) or ("close", key)."""
+        """Execute a call of the parent.
+
+        Args:
+            body: ("open", key, problem, seed), ("reply", key, *arguments of `Action`) or ("close", key).
+        """
         match body:
             case ("open", int(key), problem, int(seed)):
                 return self._step(key, lambda: next(self._open(key, problem, seed)), first=True)
@@ -97,14 +101,14 @@ class LiveEpisodes:
         """Advance an episode and return the result; forget the episode if it ends or fails."""
         try:
             try:
-                answer = said(step(), first)
+                answer = parse_yielded(step(), first)
                 texts = [(_cut(role), _cut(text)) for role, text in answer.messages]
                 return answer._replace(messages=texts, tools_text=_cut(answer.tools_text))
             except StopIteration as stop:
                 del self._live[key]
                 if first:
-                    raise ValueError("returned before the model said anything; yield None first") from None
-                return returned(stop.value)
+                    raise ValueError("returned before the first action; yield None first") from None
+                return parse_returned(stop.value)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -117,7 +121,7 @@ def load(hello: Hello) -> Any:
     """Import an environment.
 
     Raises:
-        ComponentError: it is not a generator, or its parameters do not fit.
+        ComponentError: the environment is not a generator, or a parameter is missing or unknown.
     """
     before, places = list(sys.path), [os.getcwd(), *hello.search_paths] if _is_users(hello) else []
     sys.path[:0] = places
@@ -131,15 +135,15 @@ def load(hello: Hello) -> Any:
 def _is_users(hello: Hello) -> bool:
     """Return True if the environment, or one of its parameters, names code outside this package.
 
-    Only then is the current directory searched, because it may be another user's run.
+    The current directory is searched for modules only in this case, because it may contain another user's files.
     """
     values = (value if isinstance(value, list | tuple) else [value] for value in hello.params.values())
     names = [hello.target, *(one for several in values for one in several if isinstance(one, str))]
     return any(("." in name or ":" in name) and not name.startswith("retrain.") for name in names)
 
 
-def shown(problem: Mapping[str, Any], reads: Sequence[str]) -> dict[str, Any]:
-    """Return only those fields of a problem that the environment reads, so that it cannot leak others."""
+def readable_fields(problem: Mapping[str, Any], reads: Sequence[str]) -> dict[str, Any]:
+    """Return only the fields of a problem that the environment reads, so that it cannot reveal others."""
     named = (*reads, "environment")
     return {name: value for name, value in problem.items() if "problem" in reads or name in named}
 
@@ -155,6 +159,8 @@ def _episode_starter(
 
 
 def _stand_in(name: str, **traits: Any) -> Callable[[Any], Any]:
+    """Replace the decorator `retrain.environment`: store the traits in the environment and register nothing."""
+
     def mark(target: Any) -> Any:
         setattr(target, _TRAITS, {key: bool(traits[key]) for key in ("replay", "rewards") if key in traits})
         return target
@@ -163,7 +169,10 @@ def _stand_in(name: str, **traits: Any) -> Callable[[Any], Any]:
 
 
 def _check_table(hello: Hello, target: Callable[..., Any]) -> None:
-    """Check the parameters, because another interpreter's environment has no schema in the run."""
+    """Raise ComponentError if a parameter is missing or unknown, or the environment is not a generator.
+
+    The run cannot check this with a schema if the environment belongs to another interpreter.
+    """
     table = {p.name: p.default for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY}
     lacking = [name for name, default in table.items() if default is inspect.Parameter.empty]
     wrong = [name for name in lacking if name not in hello.params] + [
@@ -181,13 +190,15 @@ def _check_table(hello: Hello, target: Callable[..., Any]) -> None:
 def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], Any] | None]:
     """Load the environments.
 
+    Args:
+        hellos: fields of `Hello` of each environment, by label.
     Returns:
-        The first message to the parent, and the function that answers its calls (see
-        `LiveEpisodes.call`); None if loading failed.
+        (first message to the parent, function that answers its calls). The function is None if
+        loading failed; see `LiveEpisodes.call`.
     """
     known = {label: Hello(*hello) for label, hello in hellos.items()}
     timeout_s = max(hello.timeout_s for hello in known.values())
-    # Replace the decorator: the registry needs libraries that this interpreter may not have.
+    # The decorator of the package needs libraries that this interpreter may not have.
     setattr(retrain, "environment", _stand_in)  # noqa: B010
     try:
         episodes = LiveEpisodes(known)
@@ -197,7 +208,7 @@ def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], A
         return ["raised", f"{type(error).__name__}: {error}"[:500], "", traceback.format_exc()[-4000:]], None
 
     def call(body: tuple[Any, ...]) -> Answer:
-        # If the parent cannot kill the worker, the limit on CPU time does.
+        # The limit of CPU time ends the worker even if the parent is not able to kill it.
         limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * timeout_s) + 10)
         return episodes.call(body)
 
@@ -205,6 +216,7 @@ def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], A
 
 
 def _close(episode: Generator[Any, Any, Any]) -> None:
+    """Close an environment, and ignore its exceptions."""
     with suppress(BaseException):
         episode.close()
 
@@ -219,6 +231,10 @@ def _cut(text: str) -> str:
 
 
 def _failure(error: BaseException) -> Answer:
+    """Return the answer for an exception of an environment.
+
+    Formatting the exception runs the user's code, which may fail; then only its type is named.
+    """
     with suppress(Exception):
         detail = " ".join(_cut(f"{type(error).__name__}: {error}").split())[:300]
         return Answer("error", detail=detail, trace=_cut(traceback.format_exc()[-4000:]))

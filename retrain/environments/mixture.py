@@ -28,7 +28,7 @@ class Mixture(Task):
     continues the same sequence.
 
     Args:
-        seed: of the draws.
+        seed: seed of the draws.
         parts: tasks by label; a problem has the label of its task in its field `environment`.
     """
 
@@ -57,7 +57,7 @@ class Mixture(Task):
         ]
 
     def finite(self) -> Iterator[Problem]:
-        """Return all problems of the tasks that have a finite number in memory."""
+        """Return all problems of the tasks that hold a finite list of problems in memory."""
         return (_labelled(label, one) for label, part in self._parts.items() for one in part.task.finite())
 
     def fingerprint(self) -> str | None:
@@ -68,7 +68,7 @@ class Mixture(Task):
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """Return the figures of every task, named `LABEL/NAME`."""
+        """Return the metrics that every task computes from the answers to its problems, named `LABEL/NAME`."""
         found = Metrics()
         for label, part in self._parts.items():
             own = [pair for pair in zip(problems, answers, strict=True) if pair[0].environment == label]

@@ -1,4 +1,4 @@
-"""Episodes as plain text, without tokenization, so that they can be played without a model."""
+"""Episodes with given actions, shown as plain text without a model or a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from retrain.system import event_loop
 def text_episode(
     pool: EnvPool, problem: Mapping[str, Any], seed: int, replies: Iterator[str], most: int
 ) -> Iterator[tuple[str, str]]:
-    """Play an episode with given replies.
+    """Run an episode with given actions.
 
     Args:
         pool: the environment's workers.
         problem: fields of the problem by name.
-        seed: of the episode.
-        replies: actions; the iteration stops without a last item when they are used up.
-        most: `tokens_left` that every action reports to the environment.
+        seed: seed of the episode.
+        replies: texts of the actions; the episode stops when there are no more.
+        most: value of `tokens_left` in every action.
     Yields:
-        ("environment", observation) and ("reward", reward of an action); at last ("ended", summary)
-        or ("failed", reason).
+        ("environment", observation) and ("reward", reward of an action); at the end ("ended", summary) or
+        ("failed", reason), or neither if the actions are used up before the end.
     """
     env = pool.env(problem.get("environment", ""), 0)
     answer, turn, earned = event_loop.run(env.reset(problem, seed)), 0, 0.0
-    while answer.kind == "say":
+    while answer.kind == "observation":
         if text := "".join([*(text for _, text in answer.messages), answer.tools_text]):
             yield "environment", text
         if (reply := next(replies, None)) is None:
@@ -41,5 +41,11 @@ def text_episode(
 
 
 def ending(turns: int, how: str, reward: float | None) -> str:
-    """Describe how an episode ended. An episode without reward is scored by `[[rewards]]`."""
+    """Describe the end of an episode in a phrase.
+
+    Args:
+        turns: number of turns.
+        how: reason why it ended.
+        reward: reward of the episode; None if `[[rewards]]` score it.
+    """
     return f"after {turns} turns: {how}; reward {'left to [[rewards]]' if reward is None else f'{reward:g}'}"

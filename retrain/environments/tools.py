@@ -51,9 +51,8 @@ def importable(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Any]:
         from retrain import Finding
 
-        for key in (
-            keys if config.environment.python is None else ()
-        ):  # this process cannot import another interpreter's packages
+        # This process cannot import the packages of another interpreter, so it does not check their paths.
+        for key in keys if config.environment.python is None else ():
             paths: Sequence[str] = [params[key]] if isinstance(params[key], str) else params[key]
             if not paths:
                 yield Finding((key,), "is empty, so there would be no tool", "name a function")
@@ -71,7 +70,7 @@ def importable(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
 
 
 def _unprotected(config: Any) -> tuple[str, str] | None:
-    """Return the reason why an environment would run without a sandbox, and the fix; None if it has one."""
+    """Return (reason, fix) if an environment would run without a sandbox, else None."""
     if config.environment.workers == 0:
         return "[environment] workers = 0 runs it in the trainer itself", "set [environment] workers = 1"
     if config.reward_pool.sandbox == "off":
@@ -83,10 +82,15 @@ def _unprotected(config: Any) -> tuple[str, str] | None:
 
 
 def _check_path(key: str, path: str, shown: bool, config: Any) -> Any:
-    """Import the object of a dotted path, or return the parser of this name.
+    """Import the object of a dotted path, or return the built-in parser of this name.
 
+    Args:
+        key: parameter of the environment with this path: "parser" or one for functions.
+        path: dotted path, or the name of a built-in parser.
+        shown: True if the model sees the function's JSON schema.
+        config: sections of the run file.
     Raises:
-        ComponentError: it cannot be imported, is not callable, or has no JSON schema.
+        ComponentError: the object cannot be imported, is not callable, or has no JSON schema.
     """
     from retrain.registry import is_dotted, lookup
 
@@ -137,8 +141,8 @@ def called(
         named: tools by name.
         parser, describe: see `tools`.
         first: text to add to the prompt.
-        limits: return after executing the calls of the last action that these allow; None leaves
-            the limits to the caller.
+        limits: limits of the episode. The generator executes the calls of the last action that they
+            allow, and returns. None: the caller enforces the limits.
     """
     parse = PARSERS.get(parser) or load_object(parser)
     how = f"Call a tool with {_FORMS.get(parser, 'its syntax')}\n"
@@ -233,6 +237,7 @@ def _calls(found: Sequence[str], read: Callable[[str], Iterator[ToolCall]]) -> l
 
 
 def _of_json(text: str) -> Iterator[ToolCall]:
+    """Yield the calls in a JSON object or a list of objects."""
     value = json.loads(text)
     for call in value if isinstance(value, list) else [value]:
         match call:
@@ -245,6 +250,7 @@ def _of_json(text: str) -> Iterator[ToolCall]:
 
 
 def _of_python(text: str) -> Iterator[ToolCall]:
+    """Yield the calls in lines of Python, whose arguments must be literals given by name."""
     for line in ast.parse(text.strip()).body:
         match line:
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[], keywords=keys)) if all(k.arg for k in keys):
@@ -254,6 +260,7 @@ def _of_python(text: str) -> Iterator[ToolCall]:
 
 
 def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping[str, Any] | str) -> str:
+    """Execute a tool call, and return its result or "error: ..."."""
     if isinstance(arguments, str):
         return f"error: {arguments}"
     if name not in named:
@@ -261,11 +268,12 @@ def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping
     try:
         found = named[name](**arguments)
         return str(asyncio.run(found) if inspect.iscoroutine(found) else found)
-    except Exception as error:  # the model's mistake is an observation
+    except Exception as error:  # a wrong call is a mistake of the model, which sees the error as an observation
         return f"error: {type(error).__name__}: {error}"
 
 
 def _name(path: str) -> str:
+    """Return the last part of a dotted path."""
     return path.replace(":", ".").rpartition(".")[2]
 
 

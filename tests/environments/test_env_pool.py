@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retrain import Observation
-from retrain.environments.contract import Limits, returned, said
+from retrain.environments.contract import Limits, parse_returned, parse_yielded
 from retrain.environments.env_pool import EnvPool, Launch
 from retrain.environments.env_process import Hello
 from retrain.errors import ComponentError, UserCodeError
@@ -47,7 +47,7 @@ def play(pool, answers, before_step=go_on):
     async def episode(key, answer):
         env = pool.env("", 0)
         log = [await env.reset(problem(answer, key), key)]
-        while log[-1].kind == "say":
+        while log[-1].kind == "observation":
             await before_step(len(log))
             log.append(await env.step(f"r{len(log)}", "stop", len(log) - 1, 9))
         await env.close()
@@ -69,7 +69,7 @@ def quiet():
 
 def test_an_episode_is_what_its_environment_yields_and_returns(quiet):
     first, *middle, last = quiet[5]
-    assert (first.kind, first.reward, [role for role, _ in first.messages]) == ("say", 0.0, ["user"])
+    assert (first.kind, first.reward, [role for role, _ in first.messages]) == ("observation", 0.0, ["user"])
     assert [(one.reward, dict(one.metrics)) for one in middle] == [(0.25, {"steps": 1.0})] * 4
     assert [one.messages[0][1].split()[0::2] for one in middle] == [[str(k), f"r{k + 1}"] for k in range(4)]
     assert (last.kind, last.parts) == ("end", {"found": 1.0, "neat": 0.5})
@@ -108,7 +108,9 @@ def test_threads_answer_several_episodes_at_once():
     envs = pool("meeting", threads=4)
     log = play(envs, ["fine"] * 12)
     envs.close()
-    assert [[answer.kind for answer in seen] for _, seen in sorted(log.items())] == [["say", "say", "end"]] * 12
+    assert [[answer.kind for answer in seen] for _, seen in sorted(log.items())] == [
+        ["observation", "observation", "end"]
+    ] * 12
 
 
 def test_an_episode_that_answers_its_replay_differently_is_noticed(quiet):
@@ -190,12 +192,12 @@ def test_what_is_no_observation_or_reward_is_an_error_of_the_episode(answer, mes
 
 
 def test_numbers_of_other_libraries_are_rewards():
-    assert returned({"a": np.bool_(True), "b": np.float32(0.5), "c": torch.tensor(2.0)}).parts == {
+    assert parse_returned({"a": np.bool_(True), "b": np.float32(0.5), "c": torch.tensor(2.0)}).parts == {
         "a": 1,
         "b": 0.5,
         "c": 2,
     }
-    assert said(Observation("x", metrics={"n": np.int64(3)}), first=False).metrics == {"n": 3.0}
+    assert parse_yielded(Observation("x", metrics={"n": np.int64(3)}), first=False).metrics == {"n": 3.0}
 
 
 def test_a_text_without_end_is_cut():
@@ -205,7 +207,9 @@ def test_a_text_without_end_is_cut():
     assert 60_000 < len(log[1].messages[0][1]) < 70_000
 
 
-@pytest.mark.parametrize(("answer", "message"), [("reward", "before the first reply"), ("", "before the model said")])
+@pytest.mark.parametrize(
+    ("answer", "message"), [("reward", "before the first action"), ("", "before the first action")]
+)
 def test_nothing_is_earned_before_the_first_reply(answer, message):
     assert message in play(pool("early", in_processes=False), [answer])[0][-1].detail
 
@@ -242,10 +246,12 @@ def test_another_interpreter_needs_the_standard_library_only(quiet, tmp_path):
 
 
 def test_a_state_is_named_by_the_environment_or_by_what_it_says():
-    text, again, other = (said(one, first=False).state for one in ("left", Observation("left", reward=1.0), "right"))
+    text, again, other = (
+        parse_yielded(one, first=False).state for one in ("left", Observation("left", reward=1.0), "right")
+    )
     assert text == again != other
-    named = [said(Observation(text, state="door"), first=False).state for text in ("left", "right", None)]
+    named = [parse_yielded(Observation(text, state="door"), first=False).state for text in ("left", "right", None)]
     assert len({*named, text}) == 2
-    assert said([{"role": "tool", "content": "left"}], first=False).state not in ("", text)
-    assert said(None, first=True).state == said("", first=True).state[:0] == ""
+    assert parse_yielded([{"role": "tool", "content": "left"}], first=False).state not in ("", text)
+    assert parse_yielded(None, first=True).state == parse_yielded("", first=True).state[:0] == ""
     assert all(len(one) <= 16 for one in (text, *named))

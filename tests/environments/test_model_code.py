@@ -60,11 +60,11 @@ class Tool:
         self.env = self.pool.env("", 0)
         facts = {"id": "0", "prompt": "p", "answer": SECRET, "extra": {"solution": SECRET}}
         self.opened = event_loop.run(self.env.reset(facts, 0))
-        assert self.opened.kind == "say", self.opened
+        assert self.opened.kind == "observation", self.opened
 
     def __call__(self, code: str) -> str:
         answer = event_loop.run(self.env.step(code, "stop", 0, 9))
-        assert answer.kind == "say", answer
+        assert answer.kind == "observation", answer
         return answer.messages[0][1]
 
 
