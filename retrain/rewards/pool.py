@@ -1,4 +1,4 @@
-"""Rewards in killable processes: a hang, crash or exception costs one completion, never the run."""
+"""Pool of worker processes that compute rewards: a hang, crash or exception fails a completion, not the run."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ _logger = logging.getLogger(__name__)
 
 _LOOSEN = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
 _GRACE_S = 5.0
-"""Extra seconds for a worker that enforces the deadline of coroutines itself."""
-_INVALID_REPLY = "it sent an invalid reply"
-_LONGEST = 4000
-"""Characters of a worker's message."""
+"""Additional seconds before a worker with coroutines is killed, because it enforces their time limit itself."""
+_INVALID = "it sent an invalid answer"
+_MAX_TEXT = 4000
+"""Largest number of characters of an error's description and of its traceback."""
 
 _RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
-"""(number of the reward among those of its workers, the completions or groups that it scores at once)."""
+"""(index of the reward among those of its workers, completions or groups of completions to score)."""
 
 
 class Entry(NamedTuple):
     """A reward of the pool.
 
     Attributes:
-        bound, weight: the reward, and its weight in the sum; weight 0 records a part only.
-        timeout_s: seconds of one of its calls, of a whole batch if it scores one; unset: those of the pool.
-        concurrency: completions, or groups of them, that a coroutine function scores at once.
-        network: it runs outside the sandbox.
+        bound: the reward.
+        weight: its weight in the sum; a reward of weight 0 is only recorded.
+        timeout_s: time limit of one call in seconds; a call may score a whole batch. None uses that of the pool.
+        concurrency: number of completions, or of groups, that a coroutine function scores concurrently.
+        network: True if the reward runs outside the sandbox.
     """
 
     bound: Bound
@@ -51,37 +52,43 @@ class Entry(NamedTuple):
 
     @property
     def outside(self) -> bool:
-        """Return whether it may use the network, by its entry or by its trait `network`."""
+        """True if the reward runs outside the sandbox, because of its entry or of its trait `network`."""
         return self.network or reward.traits_of(self.bound.component).network
 
     def seconds(self, pool: float) -> float:
-        """Its deadline: the entry's, its trait `timeout_s`, or else that of the pool."""
+        """Return the time limit of a call: the entry's, else the trait `timeout_s`, else the pool's."""
         return self.timeout_s or reward.traits_of(self.bound.component).timeout_s or pool
 
 
 class RewardPool:
-    """Scores completions with weighted rewards, each call under a deadline in another process.
+    """Pool of worker processes that scores completions with a weighted sum of rewards.
 
-    A worker runs in a sandbox (`retrain.system.sandbox`), with bounded memory, few environment variables and
-    nowhere to print to, and ends with the process that made the pool. Its functions are loaded before any clock
-    runs. The remaining calls of a killed worker go to another.
+    Every call has a time limit. A worker runs in a sandbox (`retrain.system.sandbox`) with a memory
+    limit, few environment variables and no output. It ends with the process that created the pool.
+    Loading the rewards does not count towards the time limit of the first call. The remaining calls
+    of a killed worker go to another worker.
 
     Args:
-        rewards: as fields of an `Entry`. Those with one deadline, and with the network or without, share workers.
-        workers: processes; 0 calls the rewards right here, unprotected.
-        timeout_s: wall-clock seconds for one call, where the entry says no other.
-        memory_mb: what a worker may allocate; 0 for no limit.
-        max_failed: share of a `score` call's completions above which failing is an error.
-        sandbox: "auto" takes the sandbox where this machine has one; "require" refuses where it has none.
-        env: names of environment variables that the workers see as well, besides those that a parameter of a
-            reward named `*_env` names.
-        readable: paths that they can read in spite of the sandbox.
-        search_paths: where dotted paths are looked up, after the current directory.
-        ranks: of several, rank 0 alone has workers: rewards may time out, so every rank must get the same ones.
+        rewards: fields of an `Entry` for each reward. Rewards with the same time limit, network access
+            and kind of function (coroutine or not) share workers.
+        workers: number of worker processes for each such set of rewards; coroutine functions use at
+            most one. 0 calls the rewards in this process, without protection.
+        timeout_s: default time limit of one call, in seconds.
+        memory_mb: memory limit of a worker in MB; 0 for no limit.
+        max_failed: share of the completions of a `score` call that may fail.
+        sandbox: "auto" uses the sandbox if this machine supports it; "require" raises if it does not;
+            "off" disables it.
+        env: names of environment variables that the workers get, in addition to those named by
+            parameters `*_env` of the rewards.
+        readable: paths that workers can read although the sandbox hides their directory.
+        search_paths: directories that are searched for modules, after the current directory.
+        ranks: process group. Rank 0 computes the scores and broadcasts them, because a time limit may
+            give each rank other scores.
 
     Raises:
-        ComponentError: a reward cannot be loaded, or reads something that does not exist; no sandbox.
-        UserCodeError: a reward's module breaks or hangs the worker that loads it.
+        ComponentError: a reward cannot be loaded, or reads a field that does not exist; or the sandbox
+            is required and unavailable.
+        UserCodeError: the module of a reward raises, hangs, or ends the worker that loads it.
     """
 
     def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
@@ -101,10 +108,10 @@ class RewardPool:
         entries = [Entry(*one) for one in rewards]
         self._forms = [form_of(one.bound.component) for one in entries]
         self._weights = [one.weight for one in entries]
-        self._judges = [reward.traits_of(one.bound.component).correctness for one in entries]
+        self._measures_correctness = [reward.traits_of(one.bound.component).correctness for one in entries]
         self.names = unique_names([one.bound.name for one in entries])
-        # Number of completions, or of groups of them, in a call; 0 is the whole batch.
-        self._widths = [
+        # Number of completions, or of groups, in a call; 0 for the whole batch.
+        self._batch_sizes = [
             0 if form.batch else one.concurrency if form.is_async else 1
             for one, form in zip(entries, self._forms, strict=True)
         ]
@@ -115,18 +122,18 @@ class RewardPool:
         shared: dict[tuple[float, bool, bool], list[int]] = {}
         for number, (one, form) in enumerate(zip(entries, self._forms, strict=True)):
             shared.setdefault((one.seconds(timeout_s), one.outside, form.is_async), []).append(number)
-        self._scorers: list[tuple[list[int], _Scorer]] = []
+        self._worker_groups: list[tuple[list[int], _RewardWorkers]] = []
         for (seconds, outside, is_async), numbers in shared.items():
             some = [entries[number].bound for number in numbers]
             targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
-            shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_homes(some)))
+            shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_module_folders(some)))
             containment = Containment(memory_mb, self._sandboxed and not outside, shown)
-            size = min(workers, 1) if is_async else workers  # coroutines share one loop, and a judge its rate limit
+            size = min(workers, 1) if is_async else workers  # a judge limits its request rate within one event loop
             settings = Settings(targets, paths, seconds, is_async)
-            scorer = _Scorer(settings, containment, [*env, *_variables(some)], size)
-            self._scorers.append((numbers, scorer))
+            group = _RewardWorkers(settings, containment, [*env, *_variables(some)], size)
+            self._worker_groups.append((numbers, group))
         self._ranks = ranks
-        self._score_all([])  # Refuse a reward that cannot be loaded now, not at the first step.
+        self._score_all([])  # load all rewards now, so that errors appear before the first step
 
     def __enter__(self) -> RewardPool:
         return self
@@ -136,46 +143,48 @@ class RewardPool:
 
     def close(self) -> None:
         """Kill the workers. A later `score` starts new ones."""
-        for _, scorer in self._scorers:
-            event_loop.run(scorer.close())
+        for _, group in self._worker_groups:
+            event_loop.run(group.close())
 
     def score(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
-        """One score per item, in order. An item maps names of FIELDS to their values.
+        """Return one score per item, in order.
 
-        Items with one `group` are compared with each other; an item without it is a group of its own.
-
+        Args:
+            items: for each completion, a mapping from names in FIELDS to values. Items with the same
+                `group` belong to one prompt; a reward that compares completions scores them together.
+                An item without `group` forms its own group.
         Raises:
             UserCodeError: more than `max_failed` of the items could not be scored.
         """
         return self._score_all(items) if items else []
 
     def _score_all(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
-        return self._ranks.on_rank0(lambda: self._score_here(items))
+        return self._ranks.on_rank0(lambda: self._score_on_this_rank(items))
 
-    def _score_here(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
-        replies = self._call_all(items)
-        scores = [self._combine(some) for some in replies]
+    def _score_on_this_rank(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
+        results = self._call_all(items)
+        scores = [self._combine(some) for some in results]
         if items:
-            self._report(items, replies, scores)
+            self._report(items, results, scores)
         return scores
 
     def _call_all(self, items: Sequence[Mapping[str, Any]]) -> list[list[RewardResult]]:
-        """Return the replies of all rewards for every item."""
+        """Return the results of all rewards for every item."""
         by_item: list[dict[int, RewardResult]] = [{} for _ in items]
         calls = [
             [call for place, number in enumerate(numbers) for call in self._calls(place, number, items)]
-            for numbers, _ in self._scorers
+            for numbers, _ in self._worker_groups
         ]
 
         answers = event_loop.gather(
-            one.call_all([call for call, _ in some]) for (_, one), some in zip(self._scorers, calls, strict=True)
+            one.call_all([call for call, _ in some]) for (_, one), some in zip(self._worker_groups, calls, strict=True)
         )
         try:
             every = event_loop.run(answers)
         except BaseException:
-            self.close()  # Cancelling a coroutine does not stop its worker.
+            self.close()  # cancelling a coroutine does not interrupt its worker
             raise
-        for (numbers, _), some, found in zip(self._scorers, calls, every, strict=True):
+        for (numbers, _), some, found in zip(self._worker_groups, calls, every, strict=True):
             for ((place, _), indices), results in zip(some, found, strict=True):
                 for index, result in zip(indices, results, strict=True):
                     by_item[index][numbers[place]] = result
@@ -184,9 +193,14 @@ class RewardPool:
     def _calls(
         self, place: int, number: int, items: Sequence[Mapping[str, Any]]
     ) -> list[tuple[_RewardCall, list[int]]]:
-        """The calls of a reward, each with the indices of its items.
+        """Split the items into the calls of a reward.
 
-        A call has one completion or group, as many as the reward scores at once, or all.
+        Args:
+            place: index of the reward among those of its workers.
+            number: index of the reward in the pool.
+            items: the completions.
+        Returns:
+            Each call, with the indices of the items that it scores.
         """
         if GROUP in (reads := self._forms[number].reads):
             units = _groups(items)
@@ -194,42 +208,43 @@ class RewardPool:
         else:
             units = [[index] for index in range(len(items))]
             given = [{name: item[name] for name in reads} for item in items]
-        width = self._widths[number] or max(1, len(given))
+        width = self._batch_sizes[number] or max(1, len(given))
         return [
             ((place, given[first : first + width]), [index for unit in units[first : first + width] for index in unit])
             for first in range(0, len(given), width)
         ]
 
-    def _combine(self, replies: Sequence[RewardResult]) -> Score:
-        parts = {name: reply.value for name, reply in zip(self.names, replies, strict=True)}
-        for name, reply in zip(self.names, replies, strict=True):
-            parts |= {f"{name}/{key}": value for key, value in reply.parts.items()}
-        failed = next((reply for reply in replies if reply.status != "ok"), None)
+    def _combine(self, results: Sequence[RewardResult]) -> Score:
+        """Compute the score of a completion from the results of all rewards."""
+        parts = {name: result.value for name, result in zip(self.names, results, strict=True)}
+        for name, result in zip(self.names, results, strict=True):
+            parts |= {f"{name}/{key}": value for key, value in result.parts.items()}
+        failed = next((result for result in results if result.status != "ok"), None)
         if failed is not None:
             return Score(None, parts, None, cast("Any", failed.status), failed.detail)
-        opinions = [(k, reply.value) for k, reply in enumerate(replies) if reply.value is not None]
+        opinions = [(k, result.value) for k, result in enumerate(results) if result.value is not None]
         if not opinions:
             return Score(None, parts, None, "invalid", f"every reward ({', '.join(self.names)}) returned None")
         total = sum(self._weights[k] * value for k, value in opinions)
         if not fits_float32(total):
             return Score(None, parts, None, "invalid", f"the weighted sum of the rewards, {total:g}, is too large")
-        verdict = next((value for k, value in opinions if self._judges[k]), opinions[0][1])
+        verdict = next((value for k, value in opinions if self._measures_correctness[k]), opinions[0][1])
         return Score(total, parts, verdict > 0.5)
 
     def _report(
-        self, items: Sequence[Mapping[str, Any]], replies: Sequence[Sequence[RewardResult]], scores: Sequence[Score]
+        self, items: Sequence[Mapping[str, Any]], results: Sequence[Sequence[RewardResult]], scores: Sequence[Score]
     ) -> None:
-        """Log each kind of failure once; raise when too many failed."""
-        for reply in (reply for some in replies for reply in some):
-            kind = reply.detail.partition(":")[0]
-            if reply.status != "ok" and kind not in self._reported:
+        """Log each kind of failure once; raise UserCodeError if the share of failed items exceeds `max_failed`."""
+        for result in (result for some in results for result in some):
+            kind = result.detail.partition(":")[0]
+            if result.status != "ok" and kind not in self._reported:
                 self._reported.add(kind)
-                _logger.warning("%s (logged once)\n%s", reply.detail, reply.trace)
+                _logger.warning("%s (logged once)\n%s", result.detail, result.trace)
         failed = [index for index, score in enumerate(scores) if score.value is None]
         if len(failed) <= self._max_failed * len(items):
             return
         first = failed[0]
-        trace = next((reply.trace for reply in replies[first] if reply.trace), "")
+        trace = next((result.trace for result in results[first] if result.trace), "")
         hint = f" ({_LOOSEN})" if self._sandboxed else ""
         sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
         raise UserCodeError(
@@ -240,13 +255,14 @@ class RewardPool:
         )
 
 
-class _Scorer:
-    """Workers that have loaded the same rewards; a reply for each completion of a call.
+class _RewardWorkers:
+    """Workers that have loaded the same rewards.
 
     Args:
-        settings: rewards to load, and the seconds of one call.
-        containment: sandbox settings. env: names of further environment variables that workers see.
-        size: how many; 0 calls the rewards in the thread that waits, unprotected.
+        settings: the rewards, and the time limit of one call.
+        containment: restrictions of the workers.
+        env: names of environment variables that the workers get in addition to the default ones.
+        size: number of workers; 0 calls the rewards in the calling thread, without protection.
     """
 
     def __init__(self, settings: Settings, containment: Containment, env: Sequence[str], size: int) -> None:
@@ -264,7 +280,7 @@ class _Scorer:
         self._local = [] if size else [load(*reward, settings) for reward in settings.rewards]
 
     async def call_all(self, calls: Sequence[_RewardCall]) -> list[list[RewardResult]]:
-        """Return the replies of each call; a call that kills its worker gets failed replies."""
+        """Return the results of each call, one per completion. If a call ends its worker, its completions fail."""
         if self._workers is None:
             return await event_loop.call_in_caller(lambda: [self._score(*call) for call in calls])
         found = await self._workers.call_all(calls, lambda index, answer: self._read(calls[index], answer), _spent)
@@ -273,19 +289,19 @@ class _Scorer:
         ]
 
     async def close(self) -> None:
-        """End the workers."""
+        """Kill the workers."""
         if self._workers is not None:
             await self._workers.close()
 
     def _score(self, number: int, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-        return _spread(evaluate(self._local[number], items), size(items))
+        return _repeat_failure(evaluate(self._local[number], items), size(items))
 
     def _read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
         name = self._settings.rewards[call[0]][0]
         count = size(call[1])
-        found = _spread([_reply(one, name) for one in answer] if isinstance(answer, list) else [], count)
+        found = _repeat_failure([_parse_result(one, name) for one in answer] if isinstance(answer, list) else [], count)
         if len(found) != count:
-            raise ValueError(_INVALID_REPLY)
+            raise ValueError(_INVALID)
         return found
 
     def _lost(self, call: _RewardCall, lost: CallLost) -> list[RewardResult]:
@@ -293,7 +309,7 @@ class _Scorer:
 
 
 def _groups(items: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Return the indices of the items of each group, in the order of their first items."""
+    """Return the indices of each group's items; groups are ordered by their first item."""
     found: dict[Any, list[int]] = {}
     for index, item in enumerate(items):
         found.setdefault(item.get(GROUP, f"item {index}"), []).append(index)
@@ -301,17 +317,20 @@ def _groups(items: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def _spent(result: list[RewardResult]) -> bool:
-    """Return whether a worker must be replaced: garbage of earlier calls may fill its memory."""
-    return any(reply.status == "error" and "MemoryError" in reply.detail for reply in result)
+    """Return whether a worker must be replaced, because its memory is full, perhaps with garbage of earlier calls."""
+    return any(result.status == "error" and "MemoryError" in result.detail for result in result)
 
 
-def _spread(found: list[RewardResult], count: int) -> list[RewardResult]:
-    """Repeat the failure of a whole call for each completion."""
+def _repeat_failure(found: list[RewardResult], count: int) -> list[RewardResult]:
+    """Repeat the failure of a whole call for each of its completions; return other results unchanged."""
     return found * count if len(found) == 1 and found[0].status != "ok" else found
 
 
-def _reply(answer: Any, name: str) -> RewardResult:
-    """Return an answer as a reply; ValueError if invalid, since untrusted code may have written it."""
+def _parse_result(answer: Any, name: str) -> RewardResult:
+    """Parse a worker's answer for one completion; raise ValueError if it is invalid.
+
+    The answer is untrusted, because the code of a reward may have written it.
+    """
     match answer:
         case ["ok", None | float() as value, dict() as parts, "", ""] if all(
             type(one) is float for one in parts.values()
@@ -323,37 +342,37 @@ def _reply(answer: Any, name: str) -> RewardResult:
                 else invalid(name, {**parts, "score": value} if parts else value)
             )
         case [("error" | "invalid" | "timeout") as status, None, {}, str(detail), str(trace)]:
-            return RewardResult(status, detail=detail[:_LONGEST], trace=trace[-_LONGEST:])
+            return RewardResult(status, detail=detail[:_MAX_TEXT], trace=trace[-_MAX_TEXT:])
         case _:
-            raise ValueError(_INVALID_REPLY)
+            raise ValueError(_INVALID)
 
 
 def _sandboxed(wanted: Literal["auto", "require", "off"]) -> bool:
-    """Return whether workers run in a sandbox; ComponentError if required and unavailable."""
+    """Return True if workers run in a sandbox; raise ComponentError if it is required and unavailable."""
     if wanted == "off" or not (reason := missing()):
         return wanted != "off"
     if wanted == "require":
-        raise ComponentError(f"there is no sandbox for rewards on this machine: {reason}", 'use sandbox = "auto"')
+        raise ComponentError(f"the sandbox for rewards is unavailable: {reason}", 'use sandbox = "auto"')
     _warn_unprotected(reason)
     return False
 
 
 @cache
 def _warn_unprotected(reason: str) -> None:
-    _logger.warning("rewards run without a sandbox, which this machine does not have: %s", reason)
+    _logger.warning("rewards run without a sandbox, because it is unavailable: %s", reason)
 
 
 def _variables(rewards: Sequence[Bound]) -> list[str]:
-    """The environment variables that parameters of the rewards name."""
+    """Return the names of environment variables that are values of parameters `*_env` of the rewards."""
     return [str(bound.params[key]) for bound in rewards for key in bound.params if key.endswith("_env")]
 
 
-def _homes(rewards: Sequence[Bound]) -> list[str]:
-    """The folders of the rewards' modules, which need not be on the search path."""
+def _module_folders(rewards: Sequence[Bound]) -> list[str]:
+    """Return the folders of the rewards' modules, which may not be on the search path."""
     modules = [sys.modules.get(bound.component.target.__module__.partition(".")[0]) for bound in rewards]
     return [str(Path(file).parent) for module in modules if (file := getattr(module, "__file__", None))]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, a repeated one numbered: exact, exact_2."""
+    """Return the names with repeated ones numbered: exact, exact_2."""
     return [n if names[:i].count(n) == 0 else f"{n}_{names[:i].count(n) + 1}" for i, n in enumerate(names)]

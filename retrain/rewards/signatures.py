@@ -1,4 +1,4 @@
-"""Calling conventions of rewards, by signature: our names, TRL's, or verl's."""
+"""Calling conventions of rewards, recognised by the signature: those of this package, TRL and verl."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from retrain.registry import Component
 FIELDS: tuple[str, ...] = (
     *("completion", "answer", "prompt", "problem", "length", "max_tokens", "finish_reason", "completion_ids"),
 )
-"""Names that a reward may read: completion and answer are text; prompt is the rendered text; problem
-is a dict with id, prompt, answer and extra; length and max_tokens are counts of tokens; finish_reason is
-"stop" or "length"; completion_ids are token ids."""
+"""Names of the parameters that a reward can have. `completion` and `answer` are texts. `prompt` is the
+rendered text. `problem` is a dict with id, prompt, answer and extra. `length` and `max_tokens` are
+numbers of tokens. `finish_reason` is "stop" or "length". `completion_ids` are token ids."""
 GROUP = "group"
-"""Parameter of a reward that compares: all completions of a prompt, each a dict of FIELDS."""
+"""Parameter of a reward that compares completions: a list of all completions of a prompt, as dicts of FIELDS."""
 
 _TRL = ("prompts", "completions", "completion_ids")
 _TRL_HOOKS = ("log_extra", "log_metric", "trainer_state")
@@ -30,10 +30,11 @@ class Form(NamedTuple):
 
     Attributes:
         name: "retrain", "group", "trl", "verl" or "verl_batch".
-        reads: the FIELDS that its arguments are made from, or GROUP alone.
-        names: its positional parameters, less `self`; `required` has those without a default.
-        open: it takes **columns.
-        is_async: it is a coroutine function.
+        reads: the FIELDS from which its arguments are derived, or only GROUP.
+        names: names of its positional parameters, without `self`.
+        required: names of its positional parameters that have no default.
+        open: True if it accepts any keyword arguments (**columns).
+        is_async: True if it is a coroutine function.
     """
 
     name: str
@@ -45,25 +46,28 @@ class Form(NamedTuple):
 
     @property
     def batch(self) -> bool:
-        """Return whether one call scores many completions."""
+        """True if one call scores a batch of completions."""
         return self.name in ("trl", "verl_batch")
 
     def described(self) -> str:
-        """The form in words, for `explain`."""
-        said = {
+        """Describe the calling convention, for `retrain explain`."""
+        text = {
             "retrain": "by the names of its parameters, one completion at a time",
             "group": "once for each prompt, with the list of its completions",
             "trl": "as TRL calls a reward function: lists of prompts, completions and columns of the data",
             "verl": "as verl calls compute_score, one completion at a time",
             "verl_batch": "as verl calls a batched compute_score: lists of data_sources, solution_strs ...",
         }[self.name]
-        return f"{said}; async" if self.is_async else said
+        return f"{text}; async" if self.is_async else text
 
     def arguments(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Keyword arguments of one call: for all items if it takes a batch, else for the first.
+        """Return the keyword arguments of one call.
 
+        Args:
+            items: the completions, as mappings from names in FIELDS to values. Only the first is used
+                if the reward does not take a batch.
         Raises:
-            ValueError: a column that it names is not in the data.
+            ValueError: the rows of the data lack a column that the reward requires.
         """
         if self.name in ("retrain", "group"):
             return {name: items[0][name] for name in self.reads}
@@ -75,12 +79,12 @@ class Form(NamedTuple):
             found |= {name: _ignore for name in _TRL_HOOKS[:2] if name in self.names}
         if lacking := [name for name in self.required if name not in found]:
             has = ", ".join(found)
-            raise ValueError(f"it reads {', '.join(lacking)}, which the rows of the data do not have; they have {has}")
+            raise ValueError(f"it reads {', '.join(lacking)}, but the rows of the data only have {has}")
         given = {name: values for name, values in found.items() if self.open or name in self.names}
         return {name: values[0] for name, values in given.items()} if self.name == "verl" else given
 
     def _row(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of one completion, by this form's names."""
+        """Return the values for one completion, by the parameter names of this convention."""
         problem = item["problem"]
         extra = cast("Mapping[str, Any]", problem["extra"])
         if self.name == "trl":
@@ -90,17 +94,22 @@ class Form(NamedTuple):
             columns = {"answer": problem["answer"], **extra}
             return {**columns, "prompts": problem["prompt"], "completions": completion, **ids}
         stated: Any = extra.get("reward_model")
-        truth = stated.get("ground_truth", item["answer"]) if isinstance(stated, dict) else item["answer"]
-        values = (extra.get("data_source", ""), item["completion"], truth, extra.get("extra_info") or {})
+        answer = stated.get("ground_truth", item["answer"]) if isinstance(stated, dict) else item["answer"]
+        values = (extra.get("data_source", ""), item["completion"], answer, extra.get("extra_info") or {})
         return dict(zip(_VERL if self.name == "verl" else _VERL_BATCH, values, strict=True))
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """TRL's logger arguments, which are accepted and ignored."""
+    """Accept any arguments and do nothing, in place of TRL's logging functions."""
 
 
 def form_of(component: Component) -> Form:
-    """Return the form of a reward; ComponentError if it needs an argument of no form."""
+    """Return the calling convention of a reward.
+
+    Raises:
+        ComponentError: the reward has a required parameter that its convention does not provide, or takes
+            positional-only parameters or only **keywords.
+    """
     target: Any = component.target
     called = target.__call__ if component.stateful else target
     parameters = dict(inspect.signature(called).parameters)
@@ -133,6 +142,13 @@ def form_of(component: Component) -> Form:
 
 
 def _refuse(component: Component, unknown: Sequence[str], caller: str = "") -> None:
+    """Raise ComponentError if a reward has unknown required parameters.
+
+    Args:
+        component: the reward.
+        unknown: its required parameters that the calling convention does not provide.
+        caller: key of the fix: "verl", "group", or "" for the parameters of this package.
+    """
     if unknown:
         fix = {
             "": f"name its parameters among: {', '.join(FIELDS)}; or {GROUP} alone; or write it as TRL does, "

@@ -1,4 +1,4 @@
-"""The main loop of a reward worker: load rewards, call them, turn results into replies."""
+"""Reward worker: load rewards, call them, and convert what they return to results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ from retrain.types import fits_float32
 
 
 class RewardResult(NamedTuple):
-    """Result of one completion: `status` as in `Score`; `value` None without an opinion or on failure."""
+    """Result of a reward for one completion.
+
+    Attributes:
+        status: see `Score`.
+        value: the score; None if the reward returned None or failed.
+        parts: further numbers that the reward returned, by name.
+        detail: description of the failure; "" for status "ok".
+        trace: traceback of the failure.
+    """
 
     status: str
     value: float | None = None
@@ -32,13 +40,13 @@ class RewardResult(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The first call to a worker.
+    """Content of the first call to a worker.
 
     Attributes:
-        rewards: (name, dotted path of the target, parameters) of each.
-        search_paths: where dotted paths are looked up.
-        timeout_s: of a call, and of each coroutine in it.
-        is_async: the rewards are coroutine functions.
+        rewards: (name, dotted path, parameters) of each reward.
+        search_paths: directories in which dotted paths are searched, after the current directory.
+        timeout_s: time limit of a call, and of each coroutine in it.
+        is_async: True if the rewards are coroutine functions.
     """
 
     rewards: tuple[tuple[str, str, Mapping[str, Any]], ...]
@@ -48,7 +56,7 @@ class Settings(NamedTuple):
 
 
 class LoadedReward(NamedTuple):
-    """A reward that can be called. A coroutine finds the same event loop at every call."""
+    """A reward that is ready to be called. A coroutine function runs in the same event loop at every call."""
 
     name: str
     function: Callable[..., Any]
@@ -58,12 +66,20 @@ class LoadedReward(NamedTuple):
 
 
 def size(items: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of completions in the items of a call: an item is one, or a group of them."""
+    """Return the number of completions in a call, whose items are completions or groups of completions."""
     return sum(len(item[GROUP]) if GROUP in item else 1 for item in items)
 
 
 def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Load the rewards. A call is (number of the reward, completions); its answer is a list of `RewardResult`."""
+    """Load the rewards; see `retrain.system.worker_process.serve`.
+
+    Args:
+        hello: fields of `Settings`.
+    Returns:
+        (first message to the parent, function that answers its calls). The function is None if a reward
+        cannot be loaded. A call is (index of the reward, completions); its answer is a list of
+        `RewardResult`.
+    """
     settings = Settings(*hello)
     try:
         rewards = [load(*reward, settings) for reward in settings.rewards]
@@ -73,7 +89,7 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
         return ["raised", described(error), "", own_frames(error)], None
 
     def call(body: tuple[int, Sequence[Mapping[str, Any]]]) -> list[RewardResult]:
-        # The CPU limit ends the worker if its parent cannot kill it.
+        # The limit of CPU time ends the worker even if its parent is not able to kill it.
         limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * settings.timeout_s) + 10)
         return evaluate(rewards[body[0]], body[1])
 
@@ -81,7 +97,16 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
 
 
 def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) -> LoadedReward:
-    """The reward at the dotted path `target`, its parameters filled in; a class is built here, once."""
+    """Load a reward and bind its parameters. A class is instantiated here, once.
+
+    Args:
+        name: name of the reward.
+        target: dotted path of the function or class.
+        params: its parameters.
+        settings: search paths and time limit.
+    Raises:
+        ComponentError: the reward cannot be loaded.
+    """
     component = Component("reward", name, load_object(target, settings.search_paths), name)
     bound = component.bind(params)
     function = bound.build({}) if component.stateful else partial(component.target, **bound.arguments)
@@ -89,28 +114,31 @@ def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) 
 
 
 def evaluate(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-    """Score completions and return the reply for each; a single one if the whole call fails."""
+    """Score completions and return one result for each; a single result if the whole call fails."""
     if reward.form.is_async:
-        return reward.runner.run(_gathered(reward, items))
+        return reward.runner.run(_score_concurrently(reward, items))
     try:
-        return _checked(reward, reward.function(**reward.form.arguments(items)), size(items))
+        return _to_results(reward, reward.function(**reward.form.arguments(items)), size(items))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         return [_raised(reward, error)]
 
 
-async def _gathered(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-    """The replies of coroutines that run together, each of one item, or of all if it takes a batch."""
-    together = [items] if reward.form.batch else [[item] for item in items]
-    return [reply for found in await asyncio.gather(*(_awaited(reward, some) for some in together)) for reply in found]
+async def _score_concurrently(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
+    """Score completions concurrently: one coroutine per item, or a single one for a reward that takes a batch."""
+    shares = [items] if reward.form.batch else [[item] for item in items]
+    return [
+        result for found in await asyncio.gather(*(_await_reward(reward, some) for some in shares)) for result in found
+    ]
 
 
-async def _awaited(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
+async def _await_reward(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
+    """Run one coroutine with the time limit of the reward."""
     limit_ = asyncio.timeout(reward.timeout_s)
     try:
         async with limit_:
-            return _checked(reward, await reward.function(**reward.form.arguments(items)), size(items))
+            return _to_results(reward, await reward.function(**reward.form.arguments(items)), size(items))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -125,19 +153,19 @@ def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
     return RewardResult("error", detail=f"{reward.name} raised {type(error).__name__}")
 
 
-def _checked(reward: LoadedReward, found: Any, count: int) -> list[RewardResult]:
-    """Turn the return value of a reward into replies."""
+def _to_results(reward: LoadedReward, found: Any, count: int) -> list[RewardResult]:
+    """Convert the return value of a reward to `count` results; to a single one if it is invalid."""
     if not reward.form.batch and reward.form.name != "group":
-        return [_score(reward.name, found)]
+        return [_to_result(reward.name, found)]
     values: Any = found.tolist() if hasattr(type(found), "tolist") else found
     if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != count:
         expected = f"expected a list of {count}, one for each completion"
         return [RewardResult("invalid", detail=f"{reward.name} returned {_shown(found)}; {expected}")]
-    return [_score(reward.name, value) for value in cast("list[Any]", values)]
+    return [_to_result(reward.name, value) for value in cast("list[Any]", values)]
 
 
-def _score(name: str, value: Any) -> RewardResult:
-    """A score, or a dict with one: its other numbers are parts that are recorded."""
+def _to_result(name: str, value: Any) -> RewardResult:
+    """Convert a score, or a dict with a "score", to a result. Other numbers in the dict become its parts."""
     if value is None:
         return RewardResult("ok")
     if isinstance(value, Mapping):
@@ -153,7 +181,7 @@ def _score(name: str, value: Any) -> RewardResult:
 
 
 def _number(value: Any) -> float | None:
-    """A number that is finite in float32, as a float; else None."""
+    """Convert a number that is finite in float32 to a float; return None for another value."""
     with suppress(OverflowError):
         if isinstance(value, Real) and fits_float32(number := float(value)):
             return number
@@ -165,7 +193,12 @@ def _shown(value: Any) -> str:
 
 
 def invalid(name: str, value: Any) -> RewardResult:
-    """The reply for a result that is not a score."""
+    """Return the result for a return value that is not a score.
+
+    Args:
+        name: name of the reward.
+        value: the return value.
+    """
     wanted = 'a "score" that is a finite number' if isinstance(value, Mapping) else "one finite number or None"
     return RewardResult("invalid", detail=f"{name} returned {_shown(value)}; expected {wanted}")
 

@@ -313,7 +313,7 @@ def test_a_fork_that_comes_back_does_not_answer():
     [
         ("garbage", "crashed", "it sent an invalid answer"),
         ("garbage_line", "crashed", "it sent an invalid answer"),
-        ("forged_shape", "crashed", "it sent an invalid reply"),
+        ("forged_shape", "crashed", "it sent an invalid answer"),
         ("ahead", "crashed", "it sent an answer to no call"),
         ("forged_nan", "invalid", "returned nan (float); expected one finite number or None"),
     ],
@@ -379,7 +379,7 @@ def members(namespace):
 
 def test_no_sandbox_is_refused_or_told(monkeypatch, caplog):
     monkeypatch.setattr("retrain.rewards.pool.missing", lambda: "namespaces: Operation not permitted")
-    with pytest.raises(ComponentError, match=r"no sandbox for rewards on this machine: namespaces"):
+    with pytest.raises(ComponentError, match=r"the sandbox for rewards is unavailable: namespaces"):
         pool(bound("by_text"), sandbox="require")
     with pool(bound("by_text")) as scorer:
         assert scorer.score(items("right"))[0].value == 1.0

@@ -75,7 +75,7 @@ def test_the_numbers_of_a_dict_become_parts():
         (
             "trl_rewards.boxed",
             "error",
-            "it reads ground_truth, which the rows of the data do not have; they have answer",
+            "it reads ground_truth, but the rows of the data only have answer",
         ),
     ],
 )
