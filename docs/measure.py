@@ -29,8 +29,8 @@ class Module:
     file: Path
 
     @property
-    def room(self) -> str:
-        """The part of the package that it belongs to: `run`; "" for the package itself."""
+    def package(self) -> str:
+        """The subpackage that contains it, such as `run`; "" for a module of `retrain` itself."""
         return f"{self.name}.".split(".")[1]
 
     @cached_property
@@ -84,7 +84,7 @@ class Module:
         return found - {self.name}
 
     def imports(self) -> Iterator[str]:
-        """The rooms that it imports from, one for each statement; imports inside functions count too."""
+        """The packages that it imports from, one for each statement; imports inside functions count too."""
         for node in ast.walk(self.tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -103,26 +103,28 @@ def modules() -> tuple[Module, ...]:
 
 
 def layers() -> list[list[str]]:
-    """The layers of the import contract, highest first; rooms of one layer do not import each other."""
+    """The layers of the import contract, highest first; packages of one layer do not import each other."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     contract = next(
         one for one in settings["contracts"] if one["type"] == "layers" and one["containers"] == ["retrain"]
     )
-    return [[room.strip() for room in line.split("|")] for line in contract["layers"]]
+    return [[package.strip() for package in line.split("|")] for line in contract["layers"]]
 
 
-def lines_of_rooms() -> Counter[str]:
-    """Code lines of every room."""
-    return Counter({room: sum(len(one.code) for one in modules() if one.room == room) for room in rooms()})
+def lines_of_packages() -> Counter[str]:
+    """Code lines of every package."""
+    return Counter(
+        {package: sum(len(one.code) for one in modules() if one.package == package) for package in packages()}
+    )
 
 
-def rooms() -> list[str]:
-    """Every room, from the highest layer to the lowest."""
-    return [room for line in layers() for room in line]
+def packages() -> list[str]:
+    """Every package, from the highest layer to the lowest."""
+    return [package for line in layers() for package in line]
 
 
 def arrows() -> Counter[tuple[str, str]]:
-    """(room, room that it imports from) -> import statements."""
-    known = set(rooms())
-    pairs = Counter((one.room, other) for one in modules() for other in one.imports())
+    """(package, package that it imports from) -> import statements."""
+    known = set(packages())
+    pairs = Counter((one.package, other) for one in modules() for other in one.imports())
     return Counter({pair: count for pair, count in pairs.items() if known.issuperset(pair) and pair[0] != pair[1]})

@@ -9,7 +9,7 @@ from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
-from docs.measure import arrows, layers, lines_of_rooms, modules, rooms
+from docs.measure import arrows, layers, lines_of_packages, modules, packages
 
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2933; }
@@ -32,23 +32,23 @@ class Stop(NamedTuple):
     does: str
 
     @property
-    def room(self) -> str:
-        """The room of the file."""
+    def package(self) -> str:
+        """The package of the file."""
         return self.file.split("/")[0].removesuffix(".py")
 
 
 def layers_picture() -> str:
-    """Every room on the line of its layer: its code lines as a bar, and a square for each room that it imports from.
+    """Every package on the line of its layer: a bar for its code lines, and a square for each package that it imports.
 
     A square right of the diagonal is an import of a lower layer; its area counts the import statements.
     """
-    names, lines, most = rooms(), lines_of_rooms(), max(arrows().values())
+    names, lines, most = packages(), lines_of_packages(), max(arrows().values())
     left, top = NAME + BAR + 80, 90
     parts = [*_bands(top, left + ROW * len(names))]
     for row, name in enumerate(names):
         y, x = top + ROW * row + ROW / 2, left + ROW * row + ROW / 2
         width = BAR * lines[name] / max(lines.values())
-        count = sum(one.room == name for one in modules())
+        count = sum(one.package == name for one in modules())
         parts += [
             f'<text x="{NAME}" y="{y + 4}" class="end">{name}</text>',
             f'<rect x="{NAME + 8}" y="{y - 6}" width="{width:.1f}" height="12" class="bar"/>',
@@ -62,7 +62,7 @@ def layers_picture() -> str:
         parts.append(_square(x, y, side, "cell", f"{user} imports from {used}: {count}"))
     parts.append(f'<text x="{NAME + 8}" y="{top - 8}" class="small">code lines in modules</text>')
     parts.append(f'<text x="{left}" y="14" class="small">imports from</text>')
-    title = "The rooms of the package in their layers, and which import from which"
+    title = "The packages of retrain in their layers, and which import from which"
     return _svg(left + ROW * len(names) + 60, top + ROW * len(names) + 10, title, parts)
 
 
@@ -89,8 +89,8 @@ def step_stops(page: str) -> list[Stop]:
 
 
 def step_picture(stops: list[Stop]) -> str:
-    """The files from top to bottom in the order in which a step first enters them, each in the lane of its room."""
-    lanes = [room for room in rooms() if room in {stop.room for stop in stops}]
+    """The files from top to bottom in the order in which a step first enters them, each in the lane of its package."""
+    lanes = [package for package in packages() if package in {stop.package for stop in stops}]
     wide, high, top = 124, 40, 34
     text = wide * len(lanes) + 16
     height = top + high * len(stops)
@@ -99,7 +99,9 @@ def step_picture(stops: list[Stop]) -> str:
         x = wide * number + wide / 2
         parts.append(f'<line x1="{x}" x2="{x}" y1="{top - 8}" y2="{height}" class="lane"/>')
         parts.append(f'<text x="{x}" y="16" class="middle">{lane}</text>')
-    places = [(wide * lanes.index(stop.room) + wide / 2, top + high * row + high / 2) for row, stop in enumerate(stops)]
+    places = [
+        (wide * lanes.index(stop.package) + wide / 2, top + high * row + high / 2) for row, stop in enumerate(stops)
+    ]
     parts.append(f'<polyline points="{" ".join(f"{x:g},{y:g}" for x, y in places)}" class="path"/>')
     for (x, y), stop in zip(places, stops, strict=True):
         shape = f'x="{x - wide / 2 + 4}" y="{y - 12}" width="{wide - 8}" height="24"'

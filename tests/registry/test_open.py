@@ -19,8 +19,8 @@ from retrain.registry import component, lookup
 from retrain.registry.built_in import BUILT_IN, TABLES
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("run", "campaign", "config", "registry", "algorithms/graph")
-MODULES = [file for room in ROOMS for file in sorted((ROOT / "retrain" / room).rglob("*.py"))]
+PACKAGES = ("run", "campaign", "config", "registry", "algorithms/graph")
+MODULES = [file for package in PACKAGES for file in sorted((ROOT / "retrain" / package).rglob("*.py"))]
 
 OTHER_MEANINGS = {
     "exact": "what an engine's traits say of its log-probs",
@@ -29,7 +29,7 @@ OTHER_MEANINGS = {
     "replay": "what an environment's traits say of its episodes",
     "expert": "rows to imitate: the section [expert], a trait of losses and sources, and a key of old checkpoints",
 }
-"""Words that are names of components or their tables, and in these rooms mean something else."""
+"""Words that are names of components or their tables, and have another meaning in these packages."""
 
 CONTRACT = "fields of TransformContext, which plug-ins of users read by these names: a context cannot do without them"
 EXCEPTIONS = {

@@ -4,7 +4,7 @@ The spine is what a reader follows: every file of the package with a function th
 a step, in the order of first entry, but for
 
 - components that the TOML chose by name (an advantage, a loss, a task ...), except the engine. The planning mask has a
-  room to itself, `algorithms/planning`;
+  package of its own, `algorithms/planning`;
 - the model: what the decoder computes of a token, chosen by the model's family as a component is by name, and what the
   trainer puts into its modules;
 - definitions and mechanisms without flow: `types` with the layout of a batch, the parts of a run, `protocols`,
