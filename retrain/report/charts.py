@@ -82,7 +82,7 @@ def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | Non
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:
         return ""
-    axes = Axes(x or span([x for x, _ in finite]), roomy([y for _, y in finite], percent), percent)
+    axes = Axes(x or span([x for x, _ in finite]), axis_range([y for _, y in finite], percent), percent)
     faint, means = "".join(polyline(axes, part, "raw") for part in runs(points)), running_mean(finite)
     texts = [
         (x, f"{axes.label} {x:g}: {axes.value(y)}, mean {axes.value(mean)}")
@@ -237,10 +237,10 @@ def padded(of: Range, share: float) -> Range:
     return of[0] - margin, of[1] + margin
 
 
-def roomy(values: Sequence[float], percent: bool) -> Range:
-    """Return the range of the values with a margin.
+def axis_range(values: Sequence[float], percent: bool) -> Range:
+    """Return the range of an axis: that of the values, with a margin.
 
-    It starts at 0 unless that would flatten the curve. The range of percentages ends at 100%.
+    It starts at 0 unless this would flatten the curve. The range of percentages ends at 100%.
     """
     low, high = span(values)
     margin = 0.05 * (high - low)

@@ -12,10 +12,10 @@ from retrain.report.charts import (
     HEIGHT,
     WIDTH,
     Axes,
+    axis_range,
     interval_chart,
     line_chart,
     number,
-    roomy,
     running_mean,
     runs,
     span,
@@ -111,12 +111,12 @@ def test_ticks_lie_within_the_range_and_are_few(low, width):
 
 def test_ranges():
     assert span([2.0, 2.0]) == (1.5, 2.5)
-    assert roomy([0.1, 1.0], percent=False) == (0.0, pytest.approx(1.045))
-    assert roomy([0.1, 1.0], percent=True) == (0.0, 1.0)  # never past 100 %
-    low, high = roomy([0.90, 0.95], percent=True)
+    assert axis_range([0.1, 1.0], percent=False) == (0.0, pytest.approx(1.045))
+    assert axis_range([0.1, 1.0], percent=True) == (0.0, 1.0)  # never past 100 %
+    low, high = axis_range([0.90, 0.95], percent=True)
     assert 0.89 < low < 0.90
     assert 0.95 < high < 0.96
-    assert roomy([-1.0, 1.0], percent=False) == (-1.1, 1.1)
+    assert axis_range([-1.0, 1.0], percent=False) == (-1.1, 1.1)
 
 
 def test_intervals_start_at_zero_and_end_at_100_percent():

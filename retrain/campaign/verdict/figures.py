@@ -13,13 +13,13 @@ from retrain.report.charts import (
     Point,
     Range,
     area,
+    axis_range,
     dot,
     hover,
     label,
     line,
     padded,
     polyline,
-    roomy,
     span,
     svg,
     ticks,
@@ -125,8 +125,8 @@ def _tooltips(axes: Axes, shown: Mapping[str, Curve]) -> str:
 def _values(values: Sequence[float]) -> tuple[Range, bool]:
     """Return the range of an axis for these values, and True if all of them are between 0 and 1."""
     if any(not 0 <= value <= 1 for value in values):
-        return roomy(values, False), False
-    low, high = roomy(values, True)
+        return axis_range(values, False), False
+    low, high = axis_range(values, True)
     return (max(0.0, low), min(1.0, high)), True
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.lab.credit.credit_comparison import SUMMARY, ComparedCompletion, Credit, figures
-from retrain.report.charts import Axes, Point, dot, line, number, padded, polyline, roomy, span, svg
+from retrain.report.charts import Axes, Point, axis_range, dot, line, number, padded, polyline, span, svg
 from retrain.report.page import Table, fill, plural
 
 _SHOWN = 12
@@ -37,7 +37,7 @@ def page(title: str, completions: Sequence[ComparedCompletion], credits_: Sequen
 
 
 def _scatter(credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
-    low, high = roomy(credit.advantages, percent=False)
+    low, high = axis_range(credit.advantages, percent=False)
     lengths = span([float(one.length) for one in completions])
     axes = Axes(padded(lengths, 0.05), padded((min(low, 0.0), max(high, 0.0)), 0.05), label="tokens")
     zero = line("zero", axes.place(axes.x[0], 0), axes.place(axes.x[1], 0))
