@@ -33,14 +33,14 @@ class Sampler(Protocol):
     Attributes:
         tolerance: mean difference per token, in nats, between the log-probs of the engine and the trainer
             that rounding can cause; stale or wrong weights cause larger ones.
-        room: maximum number of tokens of a context and its completion, if it is below the model's own limit.
+        max_model_len: maximum number of tokens of a context and its completion, if it is below the model's own limit.
         takes_adapters: with LoRA the engine receives the frozen base once through `load_weights`, then adapters
             through `load_adapter`. Otherwise it receives full weights, as `LazyWeights`.
         continuous: the run samples without pause, so requests may be in flight while weights are loaded.
     """
 
     tolerance: float = 0.0
-    room: float = inf
+    max_model_len: float = inf
     takes_adapters: bool = False
     continuous: bool = False
 

@@ -120,7 +120,8 @@ class ExclusiveSampler(Sampler):
 
     def __init__(self, engine: Sampler) -> None:
         self._engine, self._lock = engine, threading.Lock()
-        self.tolerance, self.room, self.takes_adapters = engine.tolerance, engine.room, engine.takes_adapters
+        self.tolerance, self.max_model_len = engine.tolerance, engine.max_model_len
+        self.takes_adapters = engine.takes_adapters
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         with self._lock:

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 @engine("transformers", adapters=UNMERGED_OR_MERGED)
 class GenerateEngine(Sampler):
-    """Samples with `model.generate`, drawing tokens as the embedded engine does.
+    """Samples with `model.generate`, and draws tokens as the embedded engine does.
 
     A logits processor draws each token from the request's own random stream, so no global random
     generator is used. The model's generation_config is ignored.
 
     Args:
-        model: any transformers causal LM; its weights are copied, as in the embedded engine.
-        max_rows: largest number of completions in one call of `generate`.
+        model: any transformers causal LM. The weights of a plain model are copied; an engine of a peft
+            model waits for `load_weights`.
+        max_rows: largest number of completions in one call of `generate`. A request with more
+            completions has a call of its own.
 
     Attributes:
         version, tolerance: as in the embedded engine.
@@ -40,7 +42,7 @@ class GenerateEngine(Sampler):
 
         base = base_model(model)
         self._model = own_instance(base, next(base.parameters()).dtype)
-        # transformers takes fields that are None in the config of `_generate` from this one.
+        # transformers reads fields that are None in the config given to `generate` from this config of the model.
         self._model.generation_config = GenerationConfig()
         self._max_rows = max_rows
         self.tolerance = tolerance_of(self._model.dtype)

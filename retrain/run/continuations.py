@@ -61,8 +61,8 @@ class Continuations:
         limit = context.config.training.max_tokens
         requests = [Request(one.ids, count, limit - one.sampled, stream) for stream, one in enumerate(prefixes)]
         groups = {group: place for place, group in enumerate(sorted({one.group for one in prefixes}))}
-        posed = [problems[group] for group in groups]
-        seed = derive_seed(seed, *(problem.id for problem, _ in posed))  # each batch draws its own
+        rendered = [problems[group] for group in groups]
+        seed = derive_seed(seed, *(problem.id for problem, _ in rendered))  # each batch draws its own
         sampled = context.sampler.sample(requests, train_sampling(context.config, context.loaded.stop_ids, seed))
         known: dict[tuple[int, tuple[int, ...]], int] = {}
         rollouts: list[Rollout] = []
@@ -73,9 +73,9 @@ class Continuations:
                 if (group, ids) not in known:
                     known[group, ids] = len(rollouts)
                     turn = Turn(0, len(ids), completion.finish_reason, completion.weights_version)
-                    rollouts.append(context.chat.rollout(posed[group], group, ids, [0.0] * len(ids), [turn]))
+                    rollouts.append(context.chat.rollout(rendered[group], group, ids, [0.0] * len(ids), [turn]))
                 places.append(known[group, ids])
-        rewards = [one.reward for one in score(context.chat, context.pool, posed, rollouts, limit)]
+        rewards = [one.reward for one in score(context.chat, context.pool, rendered, rollouts, limit)]
         values = torch.tensor([float("nan") if reward is None else reward for reward in rewards])
         tokens = sum(len(completion.ids) for completions in sampled for completion in completions)
         return values[torch.tensor(places)].view(len(prefixes), count), tokens

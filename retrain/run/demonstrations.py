@@ -61,10 +61,10 @@ def played(chat: Chat, pool: EnvPool, problems: Sequence[Problem], seed: int) ->
     rows: list[ExpertRow] = []
     for first in range(0, len(problems), _AT_ONCE):
         some = problems[first : first + _AT_ONCE]
-        posed = [(problem, chat.prompt(problem.prompt)) for problem in some]
+        rendered = [(problem, chat.prompt(problem.prompt)) for problem in some]
         most = pool.limits.max_tokens
-        requests = [Request(prompt.ids, 1, most, place) for place, (_, prompt) in enumerate(posed)]
-        rollouts = EpisodeRunner(_Script(chat, some), chat, Sampling(seed=seed), pool).roll(posed, requests)
+        requests = [Request(prompt.ids, 1, most, place) for place, (_, prompt) in enumerate(rendered)]
+        rollouts = EpisodeRunner(_Script(chat, some), chat, Sampling(seed=seed), pool).roll(rendered, requests)
         for rollout in rollouts:
             spans = tuple((start, end) for start, end in rollout.spans if end > start)
             if rollout.ended in FAILED or not spans:

@@ -33,7 +33,8 @@ class SharedSampler(Sampler):
 
     def __init__(self, engine: Sampler, ranks: Ranks) -> None:
         self._engine, self._ranks = engine, ranks.rollouts
-        self.tolerance, self.room, self.takes_adapters = engine.tolerance, engine.room, engine.takes_adapters
+        self.tolerance, self.max_model_len = engine.tolerance, engine.max_model_len
+        self.takes_adapters = engine.takes_adapters
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         rank, size = self._ranks.rank, self._ranks.size
@@ -148,10 +149,10 @@ class RemoteSampler(Sampler):
 
 
 class StructureOnly:
-    """Wrapper around a sharded model. An engine built from it uses the architecture but reads no weights.
+    """Wrapper around a sharded model, from which an engine can read the architecture but must not read weights.
 
-    An engine does not read the weights of a model that has `get_base_model`, as models of peft do. It waits for
-    `load_weights`. All other attributes are the model's.
+    An engine copies the weights of a plain model. If a model has `get_base_model`, as peft's models have, the engine
+    waits for `load_weights` instead. All other attributes are those of the model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -183,10 +184,11 @@ def build_sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> 
 
 
 def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:
-    """Raise an error if ranks computed different columns (advantages and their inputs) for one batch.
+    """Check that all ranks computed the same advantages, and the same inputs of them, for a batch.
 
     Raises:
-        UserCodeError: a column differs; names the first in order of computation, and its component.
+        UserCodeError: a column differs between ranks. The error names the component that computed the first such
+            column.
     """
     columns = [*sorted(BASE_COLUMNS - {"advantages"}), *batch.extra, "advantages"]
     every = ranks.all_gather([(name, _digest(batch.column(name))) for name in columns])

@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from retrain.environments.env_pool import Env, EnvPool
 
 _OPENING = "opening"
-"""Key of the state before the first turn, if the environment gives no other key."""
+"""Key of the state before the first turn, if the environment does not name the state."""
 FAILED = ("error", "timeout")
 """Values of `Episode.ended` for episodes that failed and so have no reward."""
 _sessions = count()
-"""Numbers of the groups' sessions, see `Request.session`; thread-safe."""
+"""Thread-safe counter of sessions: each group of episodes gets a number, see `Request.session`."""
 
 
 @dataclass(eq=False)
 class Episode(Transcript):
-    """One conversation of the model with an environment, as token ids.
+    """An episode in progress: the conversation of the model with an environment, as token ids.
 
     Attributes:
         group: number of its group in the step.
         member: index in its group.
-        place: index among the episodes of a call of `EpisodeRunner.roll`.
+        place: index among all episodes of one call of `EpisodeRunner.roll`.
         stream: random stream of its group's request.
         session: number of its group's session, see `Request.session`.
-        left: tokens that it may still sample.
-        env: the environment; None without one.
+        left: number of tokens that the model may still sample.
+        env: the environment; None if the run has none.
         state: key of the environment's present state, see `Answer.state`.
-        ended: why the episode ended, see `Rollout.ended`; "" while it runs.
-        over: True once nothing more is sampled.
+        ended: reason why the episode ended, see `Rollout.ended`; "" while it runs.
+        over: True if no more turns are sampled.
         detail: error message and traceback of a failed episode.
         parts: rewards that the environment returned at the end, by name; None if it returned none.
         metrics: the environment's counts, summed over the episode.
@@ -69,7 +69,12 @@ class Episode(Transcript):
     metrics: Metrics = field(default_factory=Metrics)
 
     def finish(self, how: str, detail: str = "") -> None:
-        """End the episode; see `ended` and `detail`."""
+        """End the episode.
+
+        Args:
+            how: value of `ended`.
+            detail: error message and traceback if the episode failed.
+        """
         self.ended, self.over, self.detail = how, True, detail
 
     def count(self, name: str, value: float) -> None:
@@ -106,22 +111,23 @@ class EpisodeRunner:
             self._sampling, self._limits = replace(sampling, continued=True), pool.limits
             self._stitcher = ChatStitcher(chat)
 
-    def roll(self, posed: Sequence[RenderedPrompt], requests: Sequence[Request], first: int = 0) -> list[Rollout]:
-        """Return the rollouts of every problem's group, in the problems' order.
+    def roll(self, rendered: Sequence[RenderedPrompt], requests: Sequence[Request], first: int = 0) -> list[Rollout]:
+        """Sample one group of episodes for each problem, and return their rollouts in the order of the problems.
 
-        Token ids stay as sampled; they are never re-tokenized. The random draws of a turn depend
-        only on the seed, the group's stream, the index in the group and the turn. All episodes of a
-        group reset the environment with the same seed. A rollout with status "ok" and no reward is
-        scored later by [[rewards]].
+        A rollout has the token ids that the model sampled; they are never re-tokenized. The random
+        draws of a turn depend only on the seed, the request's stream and count, the index of the
+        episode in its group, and the turn. All episodes of a group reset the environment with the same
+        seed. A rollout with status "ok" and no reward is scored later by [[rewards]].
 
         Args:
-            requests: one for each problem; `count` is the size of its group.
+            rendered: the problems with their prompts.
+            requests: one request for each problem; `count` is the size of its group.
             first: number of the first group.
         Raises:
             UserCodeError: more episodes failed than [reward_pool] max_failed allows.
         """
         try:
-            episodes = event_loop.run(self._groups(posed, requests, first))
+            episodes = event_loop.run(self._groups(rendered, requests, first))
         except BaseException:
             if self._pool is not None:
                 self._pool.close()  # cancelling a coroutine does not stop the call in its worker
@@ -131,31 +137,37 @@ class EpisodeRunner:
         version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
         return [self._rollout(episode, version) for episode in episodes]
 
-    async def group(self, posed: RenderedPrompt, request: Request) -> list[Rollout]:
-        """Return the rollouts of one group; calls for other groups may run at the same time. The rollouts have group
-        number 0.
+    async def group(self, rendered: RenderedPrompt, request: Request) -> list[Rollout]:
+        """Sample one group of episodes; several groups can be sampled concurrently, each with its own call.
 
-        Batches begin when the engine is free, so what is sampled together depends on timing. All groups need
-        different streams. The limit on failed episodes applies to this group alone.
+        Groups must have different streams. The engine starts a batch as soon as it is free, so the
+        requests that share a batch depend on timing. The limit on failed episodes applies to this group.
 
+        Args:
+            rendered: the problem with its prompt.
+            request: request for the prompt; `count` is the size of the group.
+        Returns:
+            The rollouts, whose field `group` is 0.
         Raises:
             UserCodeError: more episodes failed than [reward_pool] max_failed allows.
         """
         if not self._lanes:
             self._continuous, self._lanes = True, lanes(self._sampler, self._sampling, eager=True)
         self._lane(0).parties(1)
-        episodes = await self._group(posed, request, 0, request.stream * request.count)
+        episodes = await self._group(rendered, request, 0, request.stream * request.count)
         if self._pool is not None:
             self._pool.check([one.detail for one in episodes if one.ended in FAILED], len(episodes))
         version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
         return [self._rollout(episode, version) for episode in episodes]
 
-    async def _groups(self, posed: Sequence[RenderedPrompt], requests: Sequence[Request], first: int) -> list[Episode]:
+    async def _groups(
+        self, rendered: Sequence[RenderedPrompt], requests: Sequence[Request], first: int
+    ) -> list[Episode]:
         pool = self._pool
         count, eager = (1, False) if pool is None else (pool.lanes, not pool.in_step)
         self._lanes = lanes(self._sampler, self._sampling, count, eager)
         places = accumulate((request.count for request in requests), initial=0)
-        groups = list(zip(range(first, first + len(requests)), posed, requests, places, strict=False))
+        groups = list(zip(range(first, first + len(requests)), rendered, requests, places, strict=False))
         for number, *_ in groups:  # register all groups first, so that no batch starts without one
             self._lane(number).parties(1)
         try:
@@ -168,9 +180,16 @@ class EpisodeRunner:
     def _lane(self, group: int) -> Lane:
         return self._lanes[group % len(self._lanes)]
 
-    async def _group(self, posed: RenderedPrompt, request: Request, number: int, place: int) -> list[Episode]:
-        """Run the episodes of one problem; the first has index `place` in the call."""
-        (problem, prompt), lane = posed, self._lane(number)
+    async def _group(self, rendered: RenderedPrompt, request: Request, number: int, place: int) -> list[Episode]:
+        """Run the episodes of one problem.
+
+        Args:
+            rendered: the problem with its prompt.
+            request: request for the prompt.
+            number: number of the group.
+            place: index of its first episode among all episodes of the call.
+        """
+        (problem, prompt), lane = rendered, self._lane(number)
         session = next(_sessions) if self._pool is not None else None
         members = [
             Episode(prompt, problem, number, member, place + member, request.stream, request.max_tokens, session)
@@ -184,7 +203,7 @@ class EpisodeRunner:
             # Sample for failed members, too: the draws of the others depend on the request's count.
             whole = Request(live[0].context, request.count, self._budget(live[0]), request.stream, session)
             shared = await lane.generate(whole, (place, 0))
-        lane.parties(len(live) - 1)  # one call takes the group off the barrier and adds its live members
+        lane.parties(len(live) - 1)  # the batch now waits for each live episode instead of for the group
         await event_loop.gather(self._episode(one, lane, shared[one.member] if shared else None) for one in live)
         for one in members:
             if one.env is not None:
@@ -196,7 +215,8 @@ class EpisodeRunner:
 
         The environment may add messages to the prompt.
         """
-        # Continuous sampling has one seed for the run; a problem that comes again needs another environment.
+        # Continuous sampling uses the same seed for the whole run. The stream gives a repeated problem another
+        # environment.
         streams = (members[0].stream,) if self._continuous else ()
         seed = derive_seed(self._sampling.seed, "environment", members[0].problem.id, *streams)
 
@@ -212,7 +232,9 @@ class EpisodeRunner:
         """Run an episode to its end.
 
         Args:
-            completion: the first turn if the group's shared request sampled it, otherwise None.
+            one: the episode.
+            lane: lane that collects the requests of episodes into batches.
+            completion: the first turn, if the group's shared request sampled it; otherwise None.
         """
         while not one.over:
             if completion is None:
@@ -223,7 +245,7 @@ class EpisodeRunner:
             one.left -= len(completion.ids)
             completion = None
             await self._step(one)
-        # Not in a `finally`: after an exception all episodes end, and leaving the barrier would start another batch.
+        # Not in a `finally`: after an exception all episodes end, and this call would start another batch.
         lane.parties(-1)
 
     async def _step(self, one: Episode) -> None:
@@ -236,13 +258,13 @@ class EpisodeRunner:
 
     def _budget(self, one: Episode) -> int:
         """Return the number of tokens that the next turn may sample."""
-        return one.left if self._pool is None else int(min(self._limits.turn_tokens, one.left, self._room(one)))
+        return one.left if self._pool is None else int(min(self._limits.turn_tokens, one.left, self._context_left(one)))
 
-    def _room(self, one: Episode) -> float:
+    def _context_left(self, one: Episode) -> float:
         """Return the number of tokens that still fit into the model's context."""
         assert self._pool is not None
-        known = min(self._pool.context, self._sampler.room)
-        return known - len(one.prompt.ids) - len(one.ids)
+        limit = min(self._pool.context, self._sampler.max_model_len)
+        return limit - len(one.prompt.ids) - len(one.ids)
 
     def _take(self, one: Episode, answer: Answer) -> None:
         """Apply the environment's answer to an episode; messages that do not render end it."""
@@ -278,7 +300,7 @@ class EpisodeRunner:
         elif answer.messages or answer.tools_text:
             opening = answer.messages, answer.tools, answer.tools_text
             one.prompt = self._stitcher.opening(one.problem.prompt, *opening)
-        if self._room(one) - len(new) < 1:
+        if self._context_left(one) - len(new) < 1:
             one.finish("context")
             return
         one.state = answer.state or ("" if one.turns else _OPENING)

@@ -75,9 +75,9 @@ def _measure(context: RunContext) -> Evaluation:
             f"[eval] problems = {settings.problems}, but the task has no held-out problems; "
             "let the task hold out some of its data, or set [eval] problems = 0 to train without evaluation"
         )
-    posed = [(problem, context.chat.prompt(problem.prompt)) for problem in problems]
-    sampled = _sample(context, posed, settings.samples, settings.temperature)
-    greedy = _sample(context, posed, 1, 0.0) if settings.greedy else []
+    rendered = [(problem, context.chat.prompt(problem.prompt)) for problem in problems]
+    sampled = _sample(context, rendered, settings.samples, settings.temperature)
+    greedy = _sample(context, rendered, 1, 0.0) if settings.greedy else []
     shared = {"samples": settings.samples, "temperature": settings.temperature}
     row: dict[str, Any] = {**_figures(settings, sampled, greedy), **shared}
     for label in mixed_labels(context.config):
@@ -145,7 +145,9 @@ def _figures(
     return found
 
 
-def _sample(context: RunContext, posed: list[RenderedPrompt], samples: int, temperature: float) -> list[list[Rollout]]:
+def _sample(
+    context: RunContext, rendered: list[RenderedPrompt], samples: int, temperature: float
+) -> list[list[Rollout]]:
     settings = context.config.eval
     sampling = Sampling(
         temperature=temperature,
@@ -155,6 +157,6 @@ def _sample(context: RunContext, posed: list[RenderedPrompt], samples: int, temp
         seed=derive_seed(settings.seed, "evaluation"),
     )
     max_tokens = settings.max_tokens or context.config.training.max_tokens
-    sampled = roll(context, posed, requests_for(posed, samples, max_tokens), sampling)
-    rollouts = score(context.chat, context.pool, posed, sampled, max_tokens)
+    sampled = roll(context, rendered, requests_for(rendered, samples, max_tokens), sampling)
+    rollouts = score(context.chat, context.pool, rendered, sampled, max_tokens)
     return [rollouts[i : i + samples] for i in range(0, len(rollouts), samples)]

@@ -30,11 +30,11 @@ def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterat
     if not labels(config):
         problem = "this configuration has no environment to play"
         raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[environment] name", problem, "set name")])
-    posed = loaded.task(config.training.seed).problem(number)
-    seed = derive_seed(config.training.seed, "play", posed.id)
+    problem = loaded.task(config.training.seed).problem(number)
+    seed = derive_seed(config.training.seed, "play", problem.id)
     with EnvPool(launch(config, loaded.components)) as pool:
-        yield plain_text(posed.prompt)
-        for kind, text in text_episode(pool, posed.facts, seed, replies, config.training.max_tokens):
+        yield plain_text(problem.prompt)
+        for kind, text in text_episode(pool, problem.facts, seed, replies, config.training.max_tokens):
             yield text if kind == "environment" else f"[{kind} {text}]"
 
 
@@ -46,10 +46,10 @@ def by_model(context: RunContext, number: int) -> Iterator[str]:
         ended.
     """
     problem: Problem = context.task.problem(number)
-    posed, most = [(problem, context.chat.prompt(problem.prompt))], context.config.training.max_tokens
+    rendered, most = [(problem, context.chat.prompt(problem.prompt))], context.config.training.max_tokens
     sampling = Sampling(stop_ids=context.loaded.stop_ids, seed=derive_seed(context.config.training.seed, "play"))
-    rollouts = roll(context, posed, requests_for(posed, 1, most), sampling)
-    [one] = score(context.chat, context.pool, posed, rollouts, most)
+    rollouts = roll(context, rendered, requests_for(rendered, 1, most), sampling)
+    [one] = score(context.chat, context.pool, rendered, rollouts, most)
     yield one.prompt
     position = 0
     for turn in one.turns:

@@ -1,1 +1,1 @@
-"""Servers: a policy that programs talk to, and vLLM for a run."""
+"""Servers: a trained policy as an OpenAI-compatible endpoint, and vLLM for a run."""

@@ -94,14 +94,14 @@ class PolicyEndpoint:
         self.url = self._server.url
 
     @property
-    def _room(self) -> float:
+    def _max_context(self) -> float:
         """Largest number of tokens of a conversation including its reply."""
-        return min(positions(self._context.loaded.model), self._context.sampler.room)
+        return min(positions(self._context.loaded.model), self._context.sampler.max_model_len)
 
     @property
     def _max_chars(self) -> float:
-        """Largest number of characters that `_room` tokens can have."""
-        return self._room * self._token_chars
+        """Largest number of characters that `_max_context` tokens can have."""
+        return self._max_context * self._token_chars
 
     def work(self, count: float = math.inf) -> None:
         """Sample replies until `count` sessions have a reward.
@@ -265,12 +265,12 @@ class PolicyEndpoint:
         context = turn.context
         if not context:
             raise ValueError("the messages have no tokens")
-        room = self._room - len(context)
-        most = int(min(wanted, training.max_tokens - turn.sampled, room))
+        free = self._max_context - len(context)
+        most = int(min(wanted, training.max_tokens - turn.sampled, free))
         if most < 1:
             raise ValueError(
                 f"context_length_exceeded: the episode has sampled {turn.sampled} of [training] max_tokens = "
-                f"{training.max_tokens}, and the model has room for {room:g} more tokens"
+                f"{training.max_tokens}, and the context of the model has {free:g} tokens left"
             )
         self._sessions.begin(turn)
         return _QueuedTurn(turn, Request(context, 1, most, turn.stream), Future())
@@ -280,10 +280,10 @@ class PolicyEndpoint:
         chars = sum(len(one["role"]) + len(one["content"]) for one in messages) + len(
             json.dumps(tools) if tools else ""
         )
-        if chars > self._max_chars or len(messages) > self._room:
+        if chars > self._max_chars or len(messages) > self._max_context:
             raise ValueError(
                 f"context_length_exceeded: {len(messages)} messages of {chars} characters do not fit into "
-                f"{self._room:g} tokens, of which the longest has {self._token_chars} characters"
+                f"{self._max_context:g} tokens, of which the longest has {self._token_chars} characters"
             )
 
     def _reward(self, name: str, value: float) -> int:

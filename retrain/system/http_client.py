@@ -60,14 +60,14 @@ class Calls:
         key: bearer token for the Authorization header; "" sends no such header.
 
     Attributes:
-        over: event that `break_off` sets; from then on calls from threads fail.
+        aborted: event that `abort` sets; from then on calls from threads fail.
     """
 
     def __init__(self, seconds: float, max_bytes: int = _MAX_BYTES, key: str = "") -> None:
         self.seconds, self._max_bytes = seconds, max_bytes
         self._headers = {**_HEADERS, **({"Authorization": f"Bearer {key}"} if key else {})}
-        self.over = threading.Event()
-        self._under_way: set[Future[Any]] = set()
+        self.aborted = threading.Event()
+        self._pending: set[Future[Any]] = set()
 
     async def request(
         self,
@@ -113,24 +113,24 @@ class Calls:
         """Call `request` and wait for its answer. Do not use it in the thread of an event loop.
 
         Raises:
-            ConnectionAbortedError: `break_off` was called.
+            ConnectionAbortedError: `abort` was called.
             HttpError, TimeoutError, OSError, ValueError: see `request`.
         """
         call = event_loop.submit(self.request(url, body, seconds))
-        self._under_way.add(call)
+        self._pending.add(call)
         try:
-            if self.over.is_set():  # checked after `add`, because `break_off` may have missed this call
+            if self.aborted.is_set():  # checked after `add`, because `abort` may have missed this call
                 call.cancel()
             return call.result()
         except CancelledError:
-            raise ConnectionAbortedError("broken off") from None
+            raise ConnectionAbortedError("aborted") from None
         finally:
-            self._under_way.discard(call)
+            self._pending.discard(call)
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Cancel all calls that threads wait for, and make later ones fail."""
-        self.over.set()
-        for call in list(self._under_way):
+        self.aborted.set()
+        for call in list(self._pending):
             call.cancel()
 
     async def _send(self, url: str, body: Mapping[str, Any] | None, timeout: httpx.Timeout) -> Any:

@@ -51,8 +51,8 @@ CHAT = Chat(Letters(), END)
 class Dice(Sampler):
     """A sampler whose completions depend on (seed, stream, member) alone."""
 
-    def __init__(self, room=inf):
-        self.calls, self.room = [], room
+    def __init__(self, max_model_len=inf):
+        self.calls, self.max_model_len = [], max_model_len
 
     def load_weights(self, weights, version):
         """It has none."""
@@ -76,16 +76,18 @@ def world(name, limits, context=1000, workers=0, max_failed=1.0, traits=None, th
     return EnvPool(launch, max(1, workers), context=context, max_failed=max_failed).start()
 
 
-def roll(sampler, pool, posed, requests, chat=CHAT):
-    return EpisodeRunner(sampler, chat, SAMPLING, pool).roll(posed, requests)
+def roll(sampler, pool, rendered, requests, chat=CHAT):
+    return EpisodeRunner(sampler, chat, SAMPLING, pool).roll(rendered, requests)
 
 
 def asked(count, groups, limits, seed=0):
     """Problems with their requests."""
     rng = Random(seed)
     prompts = ["".join(rng.choice("abcd") for _ in range(rng.randrange(1, 7))) for _ in range(groups)]
-    posed = [(Problem(str(g), text, "x"), CHAT.prompt(text)) for g, text in enumerate(prompts)]
-    return posed, [Request(prompt.ids, count, limits.max_tokens, place) for place, (_, prompt) in enumerate(posed)]
+    rendered = [(Problem(str(g), text, "x"), CHAT.prompt(text)) for g, text in enumerate(prompts)]
+    return rendered, [
+        Request(prompt.ids, count, limits.max_tokens, place) for place, (_, prompt) in enumerate(rendered)
+    ]
 
 
 def literal(problem, stream, member, limits, context):
@@ -95,12 +97,12 @@ def literal(problem, stream, member, limits, context):
     prompt += Letters()(heard or "")["input_ids"]
     while not ended:
         left = limits.max_tokens - sum(len(reply.ids) for _, reply in rows)
-        room = context - len(prompt) - len(ids)
-        if room < 1:
+        free = context - len(prompt) - len(ids)
+        if free < 1:
             ended = "context"
             break
         turn_stream = derive_seed(stream, "turn", member, len(rows)) if rows else stream
-        reply = dice(SAMPLING.seed, turn_stream, 0 if rows else member, min(limits.turn_tokens, left, room))
+        reply = dice(SAMPLING.seed, turn_stream, 0 if rows else member, min(limits.turn_tokens, left, free))
         rows.append((len(ids), reply))
         ids += reply.ids
         try:
@@ -126,13 +128,13 @@ def literal(problem, stream, member, limits, context):
 def test_episodes_are_those_of_a_literal_player(data):
     limits = Limits(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8)), 50, data.draw(st.integers(1, 25)))
     count, groups, context = (data.draw(st.integers(*ends)) for ends in ((1, 4), (1, 4), (9, 60)))
-    posed, requests = asked(count, groups, limits, data.draw(st.integers(0, 99)))
-    rollouts = roll(Dice(), world("chatty", limits, context), posed, requests)
+    rendered, requests = asked(count, groups, limits, data.draw(st.integers(0, 99)))
+    rollouts = roll(Dice(), world("chatty", limits, context), rendered, requests)
     batch = Layout(0, "cpu", limits.max_tokens).batch(
         [r if r.reward is not None else replace(r, reward=0.0) for r in rollouts], 0
     )
     for row, rollout in enumerate(rollouts):
-        problem = posed[rollout.group][0]
+        problem = rendered[rollout.group][0]
         prompt, ids, turns, given, ended, value = literal(problem, rollout.group, row % count, limits, context)
         assert (list(rollout.prompt_ids), list(rollout.completion_ids), rollout.ended) == (prompt, ids, ended)
         assert [turn.reward for turn in rollout.turns][: len(given)] == given
@@ -157,19 +159,19 @@ def test_episodes_are_those_of_a_literal_player(data):
 @pytest.mark.parametrize(("workers", "threads"), [(2, 1), (3, 1), (0, 2), (1, 4), (2, 4)])
 def test_shares_of_the_groups_are_played_as_the_whole_is(workers, threads):
     limits = Limits(4, 6, 50, 20)
-    posed, requests = asked(3, 5, limits)
-    expected = roll(Dice(), world("chatty", limits), posed, requests)
+    rendered, requests = asked(3, 5, limits)
+    expected = roll(Dice(), world("chatty", limits), rendered, requests)
     shared = world("chatty", limits, workers=workers, threads=threads)
-    assert roll(Dice(), shared, posed, requests) == expected
+    assert roll(Dice(), shared, rendered, requests) == expected
     shared.close()
 
 
 def test_a_slow_answer_delays_the_groups_of_its_own_worker_only(tmp_path):
     """The first worker answers once the second has played its episode to the end."""
     limits = Limits(4, 6, 50, 60)
-    posed, requests = asked(1, 2, limits)
+    rendered, requests = asked(1, 2, limits)
     shared = world("waits_for_the_other", limits, workers=2, file=str(tmp_path / "over"))
-    assert [len(one.turns) for one in roll(Dice(), shared, posed, requests)] == [1, 3]
+    assert [len(one.turns) for one in roll(Dice(), shared, rendered, requests)] == [1, 3]
     shared.close()
 
 
@@ -184,10 +186,10 @@ class EachAsItComes(Dice):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_engine_that_takes_requests_as_they_come_draws_the_same(workers):
     limits, engine = Limits(4, 6, 50, 20), EachAsItComes()
-    posed, requests = asked(3, 5, limits)
-    expected = roll(Dice(), world("chatty", limits), posed, requests)
+    rendered, requests = asked(3, 5, limits)
+    expected = roll(Dice(), world("chatty", limits), rendered, requests)
     pool = world("chatty", limits, workers=workers)
-    assert roll(engine, pool, posed, requests) == expected
+    assert roll(engine, pool, rendered, requests) == expected
     pool.close()
     assert {len(call) for call in engine.calls} == {1}
     assert len(engine.calls) > len(requests)
@@ -196,18 +198,18 @@ def test_an_engine_that_takes_requests_as_they_come_draws_the_same(workers):
 def test_with_such_an_engine_no_episode_waits_for_the_tool_of_another(tmp_path):
     """Though the environment has no threads: the first answer comes from another process, after the second's end."""
     limits = Limits(4, 6, 50, 60)
-    posed, requests = asked(1, 4, limits)
+    rendered, requests = asked(1, 4, limits)
     pool = world("waits_for_the_other", limits, workers=2, file=str(tmp_path / "over"))
-    assert [len(one.turns) for one in roll(EachAsItComes(), pool, posed, requests)] == [1, 3, 3, 3]
+    assert [len(one.turns) for one in roll(EachAsItComes(), pool, rendered, requests)] == [1, 3, 3, 3]
     pool.close()
 
 
 def test_with_threads_no_episode_waits_for_the_tool_of_another(tmp_path):
     """The first episode is answered for the first time when the second has ended, after three turns."""
     limits = Limits(4, 6, 50, 60)
-    posed, requests = asked(1, 2, limits)
+    rendered, requests = asked(1, 2, limits)
     shared = world("waits_for_the_other", limits, workers=1, threads=2, file=str(tmp_path / "over"))
-    rollouts = roll(Dice(), shared, posed, requests)
+    rollouts = roll(Dice(), shared, rendered, requests)
     shared.close()
     assert [(one.ended, len(one.turns)) for one in rollouts] == [("done", 1), ("done", 3)]
 
@@ -215,7 +217,7 @@ def test_with_threads_no_episode_waits_for_the_tool_of_another(tmp_path):
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_sampler_that_fails_ends_every_share(threads):
     limits = Limits(99, 6, 50, 10**6)
-    posed, requests = asked(1, 2, limits)
+    rendered, requests = asked(1, 2, limits)
 
     class Broken(Dice):
         def sample(self, requests, sampling):
@@ -226,37 +228,37 @@ def test_a_sampler_that_fails_ends_every_share(threads):
 
     shared, sampler = world("endless", limits, workers=2, threads=threads), Broken()
     with pytest.raises(EngineError, match="gone"):
-        roll(sampler, shared, posed, requests)
+        roll(sampler, shared, rendered, requests)
     assert len(sampler.calls) <= 5
     shared.close()
 
 
 def test_an_engine_that_takes_less_than_the_model_ends_episodes_at_its_own_limit():
     limits = Limits(99, 6, 50, 500)
-    posed, requests = asked(2, 2, limits)
-    rollouts = roll(Dice(room=30), world("endless", limits, 1000), posed, requests)
+    rendered, requests = asked(2, 2, limits)
+    rollouts = roll(Dice(max_model_len=30), world("endless", limits, 1000), rendered, requests)
     assert {one.ended for one in rollouts} == {"context"}
     assert {len(one.prompt_ids) + len(one.completion_ids) for one in rollouts} <= set(range(26, 31))
-    [short] = roll(Dice(room=1), world("endless", limits, 1000), *asked(1, 1, limits))
+    [short] = roll(Dice(max_model_len=1), world("endless", limits, 1000), *asked(1, 1, limits))
     assert (short.ended, short.completion_ids, short.reward) == ("context", (), 0.0)
 
 
 @given(st.permutations(range(5)), st.integers(1, 3))
 def test_an_episode_does_not_depend_on_those_that_are_played_with_it(order, alone):
     limits = Limits(4, 6, 50, 20)
-    posed, requests = asked(3, 5, limits)
+    rendered, requests = asked(3, 5, limits)
     pool = world("chatty", limits)
-    whole = roll(Dice(), pool, posed, requests)
+    whole = roll(Dice(), pool, rendered, requests)
     some = order[: alone + 1]
-    again = roll(Dice(), pool, [posed[i] for i in some], [requests[i] for i in some])
+    again = roll(Dice(), pool, [rendered[i] for i in some], [requests[i] for i in some])
     expected = [replace(one, group=place) for place, i in enumerate(some) for one in whole[3 * i : 3 * i + 3]]
     assert again == expected
 
 
 def test_without_an_environment_there_is_one_request_for_each_prompt_and_one_turn():
     limits, dice_sampler = Limits(9, 9, 9, 9), Dice()
-    posed, requests = asked(4, 3, limits)
-    rollouts = roll(dice_sampler, None, posed, requests)
+    rendered, requests = asked(4, 3, limits)
+    rollouts = roll(dice_sampler, None, rendered, requests)
     assert dice_sampler.calls == [requests]
     assert [(len(r.turns), r.ended, r.reward, r.status) for r in rollouts] == [(1, "", None, "ok")] * 12
 
@@ -270,8 +272,8 @@ def test_without_an_environment_there_is_one_request_for_each_prompt_and_one_tur
     ],
 )
 def test_what_limits_end_is_a_rollout_without_reward_at_its_end(limits, context, ended):
-    posed, requests = asked(2, 2, limits)
-    rollouts = roll(Dice(), world("endless", limits, context), posed, requests)
+    rendered, requests = asked(2, 2, limits)
+    rollouts = roll(Dice(), world("endless", limits, context), rendered, requests)
     assert {(one.ended, one.reward, one.correct, one.status) for one in rollouts} == {(ended, 0.0, False, "ok")}
     assert [one.truncated for one in rollouts] == [ended != "turns"] * 4
     for one in rollouts:
@@ -280,13 +282,13 @@ def test_what_limits_end_is_a_rollout_without_reward_at_its_end(limits, context,
         assert len(one.prompt_ids) + len(one.completion_ids) <= context
     if ended == "context":
         assert {len(one.prompt_ids) + len(one.completion_ids) for one in rollouts} & {39, 40}
-    scored = roll(Dice(), world("endless", limits, context, traits={"rewards": False}), posed, requests)
+    scored = roll(Dice(), world("endless", limits, context, traits={"rewards": False}), rendered, requests)
     assert {(one.ended, one.reward, one.status) for one in scored} == {(ended, None, "ok")}
 
 
 def test_a_long_observation_is_cut_in_its_middle():
     limits, said = Limits(3, 6, 10, 100), "a" * 10 + "b" * 80 + "c" * 10
-    posed, requests = asked(1, 1, limits)
+    rendered, requests = asked(1, 1, limits)
 
     class Words(Letters):
         """The note that text is left out is one token."""
@@ -296,7 +298,7 @@ def test_a_long_observation_is_cut_in_its_middle():
             ids = [super(Words, self).__call__(part)["input_ids"] for part in (head, tail)]
             return {"input_ids": [*ids[0], *([40] if note else []), *ids[1]]}
 
-    [one] = roll(Dice(), world("endless", limits, says=said), posed, requests, Chat(Words(), END))
+    [one] = roll(Dice(), world("endless", limits, says=said), rendered, requests, Chat(Words(), END))
     assert list(one.completion_ids[one.turns[0].end : one.turns[1].start]) == [2] * 5 + [40] + [4] * 5
 
 
@@ -340,13 +342,13 @@ def test_a_reply_that_is_cut_gets_its_end_from_the_environment():
     """It stands in the history, and is not trained on."""
     model, limits = chat(FAMILIES["chatml"]), Limits(3, 2, 50, 100)
     problem = Problem("0", "one?", "x")
-    posed, requests = [(problem, model.prompt("one?"))], [Request(model.prompt("one?").ids, 1, 100, 0)]
+    rendered, requests = [(problem, model.prompt("one?"))], [Request(model.prompt("one?").ids, 1, 100, 0)]
 
     class Cut(Dice):
         def sample(self, requests, sampling):
             return [[Completion((40, 41), (0.0, 0.0), "length")] for _ in requests]
 
-    [one] = roll(Cut(), world("endless", limits, says="two?"), posed, requests, model)
+    [one] = roll(Cut(), world("endless", limits, says="two?"), rendered, requests, model)
     first, second, _ = one.turns
     said = model.tokenizer.decode(list(one.completion_ids[first.end : second.start]))
     assert said == "<|im_end|>\n<|im_start|>user\ntwo?<|im_end|>\n<|im_start|>assistant\n"
@@ -356,9 +358,9 @@ def test_a_reply_that_is_cut_gets_its_end_from_the_environment():
 @pytest.mark.parametrize(("workers", "threads"), [(2, 1), (1, 8)])
 def test_an_episode_with_a_dead_member_draws_what_it_would(workers, threads):
     limits = Limits(4, 6, 50, 60)
-    posed, requests = asked(8, 6, limits)
+    rendered, requests = asked(8, 6, limits)
     lively = world("dies_once", limits, workers=workers, threads=threads)
-    rollouts = roll(Dice(), lively, posed, requests)
+    rollouts = roll(Dice(), lively, rendered, requests)
     lively.close()
     dead = [one.group for one in rollouts if one.status == "error"]
     assert dead
@@ -372,8 +374,8 @@ def test_an_episode_with_a_dead_member_draws_what_it_would(workers, threads):
 def test_the_sampler_scores_episodes_as_the_trainer_does(name):
     torch.manual_seed(0)
     model, limits = tiny(name), Limits(4, 5, 20, 16)
-    posed, requests = asked(4, 3, limits)
-    rollouts = roll(TorchEngine(model, dtype="float32"), world("chatty", limits, 60), posed, requests)
+    rendered, requests = asked(4, 3, limits)
+    rollouts = roll(TorchEngine(model, dtype="float32"), world("chatty", limits, 60), rendered, requests)
     assert any(len(one.turns) > 1 and one.turns[1].start > one.turns[0].end for one in rollouts)
     batch = Layout(0, "cpu", 16).batch([replace(one, reward=0.0) for one in rollouts], 0)
     found = TorchPolicy(model, PolicySettings(dtype="float32")).logprobs(batch)["old_logprobs"]

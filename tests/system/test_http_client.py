@@ -1,4 +1,4 @@
-"""Calls that are late, too long, or broken off, and the errors that they raise."""
+"""Calls that are late, too long, or aborted, and the errors that they raise."""
 
 import asyncio
 import json
@@ -76,19 +76,19 @@ def test_calls_are_broken_off_under_whoever_waits_and_there_are_none_afterwards(
     calls, ends = Calls(PATIENCE_S), []
 
     def ask():
-        with pytest.raises(ConnectionAbortedError, match="broken off") as raised:
+        with pytest.raises(ConnectionAbortedError, match="aborted") as raised:
             calls(url(silent))
         ends.append(raised.value)
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: len(calls._under_way) == 3)
-    calls.break_off()
+    until(lambda: len(calls._pending) == 3)
+    calls.abort()
     for thread in threads:
         thread.join(PATIENCE_S)
     assert len(ends) == 3
-    with pytest.raises(ConnectionAbortedError, match="broken off"):
+    with pytest.raises(ConnectionAbortedError, match="aborted"):
         calls(url(silent))
 
 

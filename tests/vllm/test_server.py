@@ -225,7 +225,7 @@ def test_logprobs_are_the_trainers_after_every_transfer_of_vllms_own(servers, mo
         change(model)
         if version == 2:
             engine.close()
-            break_off(_Client(url, http.Calls(20.0)), transfer, model.state_dict()[QUERIES])
+            abort_update(_Client(url, http.Calls(20.0)), transfer, model.state_dict()[QUERIES])
         engine.load_weights(model.state_dict(), version)
         groups = sample(engine, PROMPTS, SAMPLING)
         assert worst_error(model, PROMPTS, groups, 1.0) < 2e-5
@@ -237,8 +237,8 @@ def test_logprobs_are_the_trainers_after_every_transfer_of_vllms_own(servers, mo
 QUERIES = "model.layers.0.self_attn.q_proj.weight"
 
 
-def break_off(client, transfer, queries):
-    """Begin an update; memory can be shared for a part of it, and a broadcast cannot be broken off without a hang."""
+def abort_update(client, transfer, queries):
+    """Begin an update; memory can be shared for a part of it, and a broadcast cannot be aborted without a hang."""
     client.start_weight_update()
     if transfer == "ipc":
         meta = {"names": [QUERIES], "dtype_names": ["float32"], "shapes": [list(queries.shape)]}

@@ -16,9 +16,13 @@ from retrain.types import Completion, Request, Sampling
 
 
 class CachedPrefix(NamedTuple):
-    """A cached context: its token ids, and the row of `part` that has its keys and values.
+    """A cached context.
 
-    `row` indexes the tensors of `part`. `part.rows` holds different numbers.
+    Attributes:
+        ids: its token ids.
+        part: tensors that contain its keys and values.
+        row: index of its row in these tensors. This is not an element of `part.rows`, which numbers
+            the completions of a call.
     """
 
     ids: tuple[int, ...]
@@ -29,9 +33,10 @@ class CachedPrefix(NamedTuple):
 class PrefixCache:
     """Cache of keys and values for requests that extend contexts of earlier calls.
 
-    All calls use the same weights and sampling. After a call, its contexts replace those of the
-    calls that it extended, so the cache keeps one call for each lane of episodes. The result of a
-    lookup for one lane does not depend on the calls of other lanes or on their timing.
+    All contexts of the cache were computed with the same weights and sampling settings. Each call of
+    the engine adds its contexts, and removes those of the earlier calls that it extended. So the cache
+    holds the latest call of each lane of episodes. The context of a later turn extends that of the turn
+    before it, which a lookup therefore finds regardless of the calls of other lanes and their timing.
 
     Args:
         budget: largest size of one call's cached keys and values, in bytes.
@@ -45,20 +50,20 @@ class PrefixCache:
         self._spent = 0
 
     def begin(self, sampling: Sampling) -> None:
-        """Start a call with this sampling; drop the cache of any other sampling."""
+        """Start a call; drop all contexts if the sampling settings differ from the previous call's."""
         if self._sampling != sampling:
             self._sampling, self._calls = sampling, []
         self._added, self._spent = [], 0
 
     def find(self, request: Request) -> tuple[CachedPrefix, int] | None:
-        """Find the cached context with the longest common prefix.
+        """Find the cached context that has the longest common prefix with a request.
 
-        Only requests with count 1 are looked up; turns of episodes have count 1. In a sorted list,
-        one of the two neighbours of a context has the longest common prefix.
+        Only requests of one completion are looked up, such as later turns of an episode. In a sorted
+        list, one of the two neighbours of the request's place has the longest common prefix.
 
         Returns:
-            The context and the length of the prefix in tokens; None if that is less than half of
-            the request.
+            The context and the length of the prefix in tokens. None if the prefix is shorter than
+            half of the request's context, or the request has several completions.
         """
         found: list[tuple[int, CachedPrefix]] = []
         for call in self._calls if request.count == 1 else ():
@@ -77,12 +82,16 @@ class PrefixCache:
         requests: Sequence[Request],
         completions: Sequence[Sequence[Completion]],
     ) -> None:
-        """Cache the keys and values of completions, as far as the budget allows.
+        """Cache the keys and values of a call's completions, as far as the budget allows.
 
-        The last token of a completion has no keys and values yet: it was drawn and not computed.
+        The last token of a completion has no keys and values: it was sampled, but was not an input of
+        the model.
 
         Args:
-            parts: keys and values of the completions; `rows` are indices into all completions of the call.
+            parts: keys and values of the completions. Their `rows` are indices into the completions
+                of all requests, in order.
+            requests: requests of the call.
+            completions: completions of each request.
         """
         rows = [(*r.ids, *one.ids[:-1]) for r, group in zip(requests, completions, strict=True) for one in group]
         for part in parts:
@@ -91,7 +100,11 @@ class PrefixCache:
                 self._added += [CachedPrefix(rows[row], part, place) for place, row in enumerate(part.rows)]
 
     def end(self, extended: Iterable[CachedPrefix]) -> None:
-        """End a call: drop the earlier calls that hold a context of `extended`, and keep this call's contexts."""
+        """End a call: store its contexts, and drop the earlier calls that one of its requests extended.
+
+        Args:
+            extended: cached contexts that the call extended.
+        """
         gone = {id(one) for one in extended}
         self._calls = [call for call in self._calls if gone.isdisjoint(map(id, call))]
         if self._added:
@@ -102,8 +115,8 @@ class PrefixCache:
 def start_from(found: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Request]) -> Start:
     """Return a function that copies cached keys and values into new slots.
 
-    It fills the columns that are cached for all requests, but never that of a request's last token,
-    which must be computed to get logits.
+    It fills the positions that are cached for every request. A request's last token is never copied,
+    because the model must process it to return logits.
 
     Args:
         found: (cached context, length of the common prefix) for each request.
@@ -116,10 +129,12 @@ def start_from(found: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Req
 
 
 def longest_contexts(requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
-    """Map the index of each request to the longest context in the call that starts with its context.
+    """Group the requests of a call whose contexts are prefixes of one another.
 
-    If several requests continue prefixes of one completion, all of them map to the longest prefix.
-    Requests that share their context with no other request are left out.
+    A context with several different continuations belongs to the group of one of them.
+
+    Returns:
+        The longest context of the group, by index of the request. Requests without a group are left out.
     """
     longest: tuple[int, ...] = ()
     found: dict[int, tuple[int, ...]] = {}
@@ -141,7 +156,7 @@ def compute_contexts(decoder: Decoder, contexts: Sequence[tuple[int, ...]], devi
 def sharing(
     contexts: Mapping[int, tuple[int, ...]], known: Sequence[CachedPrefix], requests: Sequence[Request]
 ) -> dict[int, tuple[CachedPrefix, int]]:
-    """Match requests with computed contexts.
+    """Return the computed context that each request can start from.
 
     Args:
         contexts: the result of `longest_contexts`.

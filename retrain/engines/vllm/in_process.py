@@ -87,7 +87,7 @@ class VllmEngine(Sampler):
         version: version of the weights in use; None before the first ones are loaded.
         tolerance: largest mean difference per token from the trainer's log-probs, in nats, that
             rounding can explain.
-        room: largest number of tokens of a prompt with its completion.
+        max_model_len: largest number of tokens of a prompt with its completion.
     """
 
     def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
@@ -138,14 +138,14 @@ class VllmEngine(Sampler):
         self._pending, self._abandoned = list[_PendingRequest](), list[str]()
         self._steps: asyncio.Task[None] | None = None
         self._llm: Any = None
-        self.room = 0.0
+        self.max_model_len = 0.0
         self._start()
 
     def describe(self) -> str:
         """Describe the engine in one line."""
-        room = f"up to {self.room} tokens per completion with its prompt"
+        limit = f"up to {self.max_model_len} tokens per completion with its prompt"
         merged = f", LoRA merged and rounded to {self._dtype}" if self._merges else ""
-        return f"vLLM {_vllm().__version__}, {self._dtype}{merged}, {room}"
+        return f"vLLM {_vllm().__version__}, {self._dtype}{merged}, {limit}"
 
     def _serves_adapters(self, model: Any, cpu: bool) -> bool:
         """Return True if vLLM supports adapters for the architecture in this dtype.
@@ -236,7 +236,7 @@ class VllmEngine(Sampler):
         event_loop.check_stop()
         with self._isolated():
             for one in new:
-                version = options.check([one.request], one.sampling, self.version, self.room)
+                version = options.check([one.request], one.sampling, self.version, self.max_model_len)
                 self._begin(version, one.sampling)
                 with _sampling():
                     running[self._add(one)] = one
@@ -293,7 +293,7 @@ class VllmEngine(Sampler):
                 self._llm = _vllm().LLM(**self._options)
                 fields = _parameters([Request((0,), count=1, max_tokens=1, stream=0)], Sampling())
                 self._llm.generate([{"prompt_token_ids": [0]}], fields, use_tqdm=False)
-                self.room = int(self._llm.llm_engine.model_config.max_model_len)
+                self.max_model_len = int(self._llm.llm_engine.model_config.max_model_len)
                 self._sleep()
         except Exception as error:
             advice = f"{options.MERGE}, or {_ADVICE}" if self.takes_adapters else _ADVICE

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Assignment(NamedTuple):
-    """A server with room for a request.
+    """A server with a free slot for a request.
 
     Attributes:
         url: its address.
@@ -34,8 +34,8 @@ class Router:
     """Assigns requests to the usable servers.
 
     A request of a session goes to the server of the session's last request, which has computed its
-    context, if that server is usable and has room. Any other goes to the server with the fewest
-    completions in flight. If no usable server has room, requests wait in order.
+    context, if that server is usable and has a free slot. Any other goes to the server with the fewest
+    completions in flight. If no usable server has one, requests wait in order.
 
     `join`, `distrust` and `drop` may be called in any thread, everything else in the event loop.
 
@@ -43,7 +43,7 @@ class Router:
         limit: largest number of completions in flight on one server; a single request may have more.
 
     Attributes:
-        waited: number of requests that had to wait for room.
+        waited: number of requests that had to wait for a slot.
     """
 
     def __init__(self, urls: Sequence[str], limit: int) -> None:
@@ -91,7 +91,7 @@ class Router:
         event_loop.submit(self._refresh(url))
 
     async def assign(self, request: Request) -> Assignment | None:
-        """Wait for a server with room; None if no server is usable."""
+        """Wait for a server with a free slot; None if no server is usable."""
         if not self._waiting and ((found := self._choose(request)) is not None or not self._usable):
             return found
         future: asyncio.Future[Assignment | None] = asyncio.get_running_loop().create_future()
@@ -105,7 +105,7 @@ class Router:
             raise
 
     async def run(self, assigned: Assignment, call: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of a request's call, and give its room to the next request.
+        """Return the result of a request's call, and give its slot to the next request.
 
         Raises:
             ConnectionError: the server has been dropped meanwhile.
@@ -124,7 +124,7 @@ class Router:
             self._release(assigned)
 
     def _choose(self, request: Request) -> Assignment | None:
-        """Return the best server with room, and count the request as in flight there."""
+        """Return the best server with a free slot, and count the request as in flight there."""
         urls = [url for url in self.usable if self._load[url] + request.count <= max(self._limit, request.count)]
         if not urls:
             return None

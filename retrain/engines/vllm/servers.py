@@ -206,24 +206,24 @@ class VllmServerEngine(Sampler):
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Return the completions of every request, in the order of the requests."""
-        options.check(requests, sampling, self.version, self.room)
+        options.check(requests, sampling, self.version, self.max_model_len)
         self._failure = None
         return event_loop.run(event_loop.gather(self.generate(request, sampling) for request in requests))
 
     async def generate(self, request: Request, sampling: Sampling) -> list[Completion]:
         """Return the completions of one request, from the first server that succeeds."""
-        options.check([request], sampling, self.version, self.room)
+        options.check([request], sampling, self.version, self.max_model_len)
         if self._watching is None or self._watching.done():
             self._watching = event_loop.submit(self._watch())
         try:
             return await self._request(request, sampling)
         except asyncio.CancelledError:
             if self._failure is None:  # the run is interrupted: end the threads that wait for servers
-                self._call.break_off()
+                self._call.abort()
             raise
 
     @property
-    def room(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def max_model_len(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Largest number of tokens of a context with its completion that every server supports."""
         return min(int(known["max_model_len"]) for known in self._models.values())
 
@@ -234,7 +234,7 @@ class VllmServerEngine(Sampler):
             futures = [pool.submit(function, item) for item in items]
             wait(futures)
         except BaseException:
-            self._call.break_off()
+            self._call.abort()
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -248,7 +248,7 @@ class VllmServerEngine(Sampler):
             self._transfer.drop(url)
 
     def metrics(self) -> Metrics:
-        """Return counts since the last call: repeated requests, rejected answers, requests that waited for room.
+        """Return counts since the last call: repeated requests, rejected answers, requests that waited for a free slot.
 
         `sampler/servers` is the number of usable servers.
         """
@@ -293,7 +293,7 @@ class VllmServerEngine(Sampler):
         while True:
             if self._failure is not None:
                 raise self._failure
-            if self._call.over.is_set():
+            if self._call.aborted.is_set():
                 raise EngineError("sampling was interrupted")
             if (found := await self._router.assign(request)) is not None:
                 return found
@@ -423,7 +423,7 @@ class VllmServerEngine(Sampler):
     def _rejoin(self, url: str) -> None:
         """Load the current weights into one excluded server."""
         with self._syncing:
-            idle = self.version is None or self._call.over.is_set() or url in self._router.usable
+            idle = self.version is None or self._call.aborted.is_set() or url in self._router.usable
             if not idle and self._sync(url):
                 self._router.join([url])
 
@@ -444,7 +444,7 @@ class VllmServerEngine(Sampler):
                     return
                 if self._stop_requested.is_set() or time.monotonic() > until:
                     self._give_up(f"no vLLM server is usable; {self._reasons()}")
-                if self._call.over.wait(min(1.0, self._restart)):
+                if self._call.aborted.wait(min(1.0, self._restart)):
                     self._give_up("sampling was interrupted")
 
     def request_stop(self) -> None:
@@ -471,7 +471,7 @@ class VllmServerEngine(Sampler):
                 absent = ", ".join(url for url in self._urls if url in self._absent)
                 limit = f"{waited:.0f} of at most {self._restart:g} s, [vllm] restart_timeout_s"
                 _logger.warning("waiting for a vLLM server to answer at %s (%s)", absent, limit)
-            self._call.over.wait(min(1.0, self._restart))
+            self._call.aborted.wait(min(1.0, self._restart))
             self._together(self._greet, sorted(self._absent), len(self._absent))
 
     def _greet(self, url: str) -> None:
@@ -522,8 +522,8 @@ class VllmServerEngine(Sampler):
             raise ValueError(
                 f"it was started without support for adapters; restart it for this run, or {options.MERGE}"
             )
-        if self.takes_adapters and (room := config["lora_config"]["max_lora_rank"]) < self._rank:
-            raise ValueError(f"it was started for adapters of rank {room} at most, and [model.lora] r is {self._rank}")
+        if self.takes_adapters and (rank := config["lora_config"]["max_lora_rank"]) < self._rank:
+            raise ValueError(f"it was started for adapters of rank {rank} at most, and [model.lora] r is {self._rank}")
         self._models[url] = config["model_config"]
 
 

@@ -127,14 +127,14 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return [flag if value is True else f"{flag}={value}" for flag, value in flagged.items()]
 
 
-def check(requests: Sequence[Request], sampling: Sampling, version: int | None, room: float) -> int:
+def check(requests: Sequence[Request], sampling: Sampling, version: int | None, max_model_len: float) -> int:
     """Check that vLLM can serve these requests exactly, and return the version of its weights.
 
     Args:
         requests: the requests.
         sampling: sampling parameters.
         version: version of vLLM's weights; None if it has none.
-        room: largest number of tokens of a prompt with its completion.
+        max_model_len: largest number of tokens of a prompt with its completion.
     Raises:
         EngineError: vLLM would reject a request, or sample at another temperature.
     """
@@ -144,7 +144,7 @@ def check(requests: Sequence[Request], sampling: Sampling, version: int | None, 
             f"set it to 0 (greedy) or to at least {_LEAST_TEMPERATURE}"
         )
     fix = "lower max_tokens, or raise [vllm] max_model_len or its memory"
-    return check_requests(requests, version, room, "vLLM", fix)
+    return check_requests(requests, version, max_model_len, "vLLM", fix)
 
 
 def request_fields(request: Request, sampling: Sampling) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class NativeTransfer:
         with self._one_at_a_time:  # groups that share a GPU could deadlock
             link = self._links.setdefault(url, _Client(url, self._call))
             try:
-                within(self._call.seconds, lambda: self._send(url, link), self._call.over)
+                within(self._call.seconds, lambda: self._send(url, link), self._call.aborted)
             except http.FAILURES:
                 self.drop(url)
                 raise
@@ -248,7 +248,7 @@ def within(seconds: float, function: Callable[[], _T], over: threading.Event | N
             return answer.result()
         if left <= 0:
             raise TimeoutError(f"not done within {seconds:g} seconds")
-    raise ConnectionAbortedError("broken off")
+    raise ConnectionAbortedError("aborted")
 
 
 def _rendezvous(url: str) -> tuple[str, int]:

@@ -47,13 +47,13 @@ class PendingGroup:
     Attributes:
         number: index among all groups of the run; selects its random numbers.
         index: of its problem in the task.
-        posed: the rendered problem.
+        rendered: the rendered problem.
         rollouts: its scored rollouts, with group number 0; empty until it is complete.
     """
 
     number: int
     index: int
-    posed: RenderedPrompt
+    rendered: RenderedPrompt
     rollouts: list[Rollout]
 
     def state_dict(self) -> State:
@@ -168,8 +168,8 @@ class ContinuousCollector(Collector):
         """Take the groups of a checkpoint: complete ones wait for the next step, the others are sampled again."""
         self._numbers = int(saved.get("begun", 0))
         for state in saved.get("pending", ()):
-            [posed], _ = next_problems(self._context, int(state["index"]), 1)
-            group = self._add(int(state["index"]), posed)
+            [rendered], _ = next_problems(self._context, int(state["index"]), 1)
+            group = self._add(int(state["index"]), rendered)
             if state["rollouts"]:
                 group.rollouts = [Rollout.of_row(row) for row in state["rollouts"]]
                 self._complete.append(group)
@@ -185,9 +185,9 @@ class ContinuousCollector(Collector):
             expected = self._next + len(self._pending) // prompts
             if expected > self._version + self._settings.max_staleness or expected >= steps:
                 break
-            [posed], after = next_problems(self._context, self.cursor, 1)
+            [rendered], after = next_problems(self._context, self.cursor, 1)
             self._too_long += after - self.cursor - 1
-            self._waiting.append(self._add(after - 1, posed))
+            self._waiting.append(self._add(after - 1, rendered))
             self.cursor = after
         if self._sampling is None:
             assert self._thread is not None
@@ -196,8 +196,8 @@ class ContinuousCollector(Collector):
         elif self._loop is not None and self._wake is not None:
             self._loop.call_soon_threadsafe(self._wake.set)
 
-    def _add(self, index: int, posed: RenderedPrompt) -> PendingGroup:
-        group = self._pending[self._numbers] = PendingGroup(self._numbers, index, posed, [])
+    def _add(self, index: int, rendered: RenderedPrompt) -> PendingGroup:
+        group = self._pending[self._numbers] = PendingGroup(self._numbers, index, rendered, [])
         self._numbers += 1
         return group
 
@@ -224,7 +224,7 @@ class ContinuousCollector(Collector):
                 del self._pending[group.number]
         numbered = list(enumerate(groups, first))
         rollouts = [replace(one, group=number) for number, group in numbered for one in group.rollouts]
-        return rollouts, {number: group.posed for number, group in numbered}, self.cursor
+        return rollouts, {number: group.rendered for number, group in numbered}, self.cursor
 
     def _abandoned(self) -> str:
         return f"; {len(self._pending) - len(self._complete)} incomplete groups are abandoned, and sampled again"
@@ -269,9 +269,9 @@ class ContinuousCollector(Collector):
 
     async def _scored(self, runner: EpisodeRunner, group: PendingGroup, count: int) -> list[Rollout]:
         most = self._context.config.training.max_tokens
-        request = Request(group.posed[1].ids, count, most, group.number)
-        rollouts = await runner.group(group.posed, request)
-        scoring = partial(score, self._mine.chat, self._context.pool, [group.posed], rollouts, most)
+        request = Request(group.rendered[1].ids, count, most, group.number)
+        rollouts = await runner.group(group.rendered, request)
+        scoring = partial(score, self._mine.chat, self._context.pool, [group.rendered], rollouts, most)
         return await asyncio.get_running_loop().run_in_executor(self._scoring, scoring)
 
 
