@@ -27,9 +27,9 @@ _MAX_ANSWER = 1 << 20
 _CHUNK = 32
 """Maximum number of independent calls that a worker gets at once."""
 _EXIT_POLLS, _EXIT_POLL_S = 1000, 0.005
-"""Number of times that the exit code of a worker with a closed pipe is polled, and seconds between them."""
+"""Number of polls for the exit code of a worker whose pipe is closed, and seconds between two polls."""
 _MAX_IDLE_LOSSES = 5
-"""Number of workers in a row that may be lost without an answer and without a guilty call."""
+"""Largest number of workers in a row that may be lost before they answered a call, if no call was the cause."""
 
 
 class CallLost(Exception):  # noqa: N818 - not always an error
@@ -37,7 +37,8 @@ class CallLost(Exception):  # noqa: N818 - not always an error
 
     Attributes:
         kind: "timeout" or "crashed".
-        guilty: True if this call ended the worker, False if it did not, None if it is one of several possible causes.
+        guilty: True if this call caused the end of the worker, False if it did not, None if it is one of several
+            possible causes.
     """
 
     def __init__(self, kind: str, detail: str, guilty: bool | None) -> None:
@@ -52,7 +53,7 @@ class _Call:
     Attributes:
         future: completed with the parsed answer, or with CallLost.
         parse: turns the answer into the future's result; raises ValueError if the answer is invalid.
-        deadline: in the time of the event loop; None until the worker starts on the call.
+        deadline: time limit of the call, in the time of the event loop; None until the worker starts the call.
     """
 
     future: asyncio.Future[Any]
@@ -67,7 +68,7 @@ class Usage:
     Attributes:
         calls: number of calls.
         seconds: total time that workers were busy, summed over workers.
-        idle_losses: number of workers in a row that were lost without an answer and without a guilty call.
+        idle_losses: number of workers in a row that were lost before they answered a call, without a guilty call.
     """
 
     calls: int = 0
@@ -76,14 +77,14 @@ class Usage:
 
 
 class WorkerConnection(asyncio.Protocol):
-    """The parent's end of the pipe to one worker. The worker handles up to `WorkerSpec.at_once` calls at once, oldest
-    first.
+    """The parent's end of the pipe to one worker.
 
-    Methods called by the event loop catch all exceptions. The loop would only log an exception and close the pipe.
+    The worker handles up to `WorkerSpec.at_once` calls concurrently, oldest first. Callbacks that parse
+    answers catch all exceptions, because the event loop would only log an exception and close the pipe.
 
     Attributes:
         ready: future of the answer to the first call, `hello`.
-        lost: the reason why no more answers come; None while the worker lives.
+        lost: reason why no more answers will come; None while the worker runs.
     """
 
     def __init__(self, process: WorkerProcess, usage: Usage) -> None:
@@ -148,7 +149,7 @@ class WorkerConnection(asyncio.Protocol):
         self._unsent.clear()
 
     def _set_deadlines(self) -> None:
-        """Set the deadlines of the calls that the worker has started on. All deadlines share one timer."""
+        """Set the deadlines of the calls that the worker has started. All deadlines share one timer."""
         for number, call in islice(self._open.items(), self._spec.at_once):
             if call.deadline is None and number < self._first_unsent:
                 call.deadline = self._loop.time() + self._spec.seconds
@@ -158,15 +159,20 @@ class WorkerConnection(asyncio.Protocol):
                     self._timer = self._loop.call_at(call.deadline, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
-        """Kill the worker if a deadline has passed. The event loop reads the pipe before it calls a timer, so an answer
-        that arrived in time counts."""
+        """Kill the worker if a deadline has passed.
+
+        The event loop reads the pipe before it calls a timer, so an answer that arrived in time counts.
+        """
         now, deadlines = self._loop.time(), {n: call.deadline for n, call in self._open.items() if call.deadline}
         if late := {number for number, deadline in deadlines.items() if deadline <= now}:
             return self._lose("timeout", f"took longer than {self._spec.seconds:g} s", late)
         self._timer = self._loop.call_at(min(deadlines.values()), self._check_deadlines) if deadlines else None
 
     def data_received(self, data: bytes) -> None:
-        """Handle answers. Lines before an invalid one count as answers, so that the right call is blamed."""
+        """Handle answers, one per line.
+
+        Lines before an invalid one are valid answers, so that only the call of the invalid answer is guilty.
+        """
         *lines, self._unread = (self._unread + data).split(b"\n")
         try:
             if len(self._unread) > _MAX_ANSWER:
@@ -289,7 +295,7 @@ class WorkerPool:
         await asyncio.gather(*map(self.worker, range(self.size)))
 
     async def worker(self, key: Hashable) -> WorkerConnection:
-        """Return the live worker with this key. The first caller starts it; concurrent callers wait for the same one.
+        """Return the live worker with this key. The first caller starts it; concurrent callers wait for it.
 
         Raises:
             ComponentError, UserCodeError: see `start`.
@@ -334,7 +340,8 @@ class WorkerPool:
     ) -> list[T | CallLost]:
         """Distribute independent calls over the workers.
 
-        All workers are started before the first call. Calls that a lost worker had not started go to another worker.
+        All workers are started before the first call. If a worker is lost, another worker (or its replacement) gets
+        the calls that it had not started.
 
         Args:
             bodies: the calls.
