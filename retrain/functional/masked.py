@@ -1,4 +1,7 @@
-"""Statistics over masked positions: those where the mask is True. Other values have no effect, even if NaN."""
+"""Statistics over the masked positions of a tensor: those where the mask is True.
+
+Values at other positions have no effect, even if they are NaN.
+"""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,7 +33,10 @@ def row_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[T
 def turn_sum(
     values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """Sum over the masked positions of each turn of a row, repeated at all of these positions. Turns count from 0."""
+    """Sum over the masked positions of each turn of a row, at each of these positions; 0 outside the mask.
+
+    `turn_ids` number the turns of a row from 0.
+    """
     ids = turn_ids.masked_fill(~mask, 0)
     sums = values.new_zeros(len(ids), int(ids.max()) + 1)
     return keep(sums.scatter_add(1, ids, keep(values, mask)).gather(1, ids), mask)
@@ -39,12 +45,12 @@ def turn_sum(
 def turn_mean(
     values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """Mean over the masked positions of each turn of a row, repeated at all of these positions; 0 outside the mask."""
+    """Mean over the masked positions of each turn of a row, at each of these positions; 0 outside the mask."""
     return turn_sum(values, mask, turn_ids) / turn_sum(mask.to(values.dtype), mask, turn_ids).clamp(min=1)
 
 
 def turn_ends(mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
-    """Return a mask of the last masked position of each turn of a row."""
+    """Return a mask that is True only at the last masked position of each turn."""
     ids = turn_ids.masked_fill(~mask, 0)
     columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape).masked_fill(~mask, -1)
     last = columns.new_full((len(ids), int(ids.max()) + 1), -1).scatter_reduce(1, ids, columns, "amax")
@@ -61,7 +67,7 @@ def top_fraction(
 ) -> Bool[Tensor, "N T"]:
     """Select the ceil(fraction * n) highest values among the n masked positions of each group, at least one.
 
-    All values equal to the lowest selected one are selected, so the result does not depend on the order of rows.
+    Values equal to the lowest selected value are selected too, so the result does not depend on the order of rows.
     """
     groups = torch.unique(group_ids, return_inverse=True)[1][:, None].expand(mask.shape)[mask]
     flat = values[mask]
@@ -78,8 +84,10 @@ def top_fraction(
 
 
 def row_top(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: float) -> Bool[Tensor, "N T"]:
-    """Select the ceil(fraction * n) highest of each row's n masked values; among equal values, earlier positions
-    win."""
+    """Select the ceil(fraction * n) highest of each row's n masked values, which must be finite.
+
+    Among equal values, the earlier positions are selected.
+    """
     order = values.masked_fill(~mask, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     kept = (mask.sum(-1, keepdim=True).double() * fraction - 1e-9).ceil()
     first = torch.arange(mask.shape[1], device=mask.device) < kept
@@ -87,9 +95,10 @@ def row_top(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: f
 
 
 def row_above(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: float) -> Bool[Tensor, "N T"]:
-    """Select the masked positions whose value is greater than a quantile of their row's n masked values.
+    """Select the masked positions of each row whose value is greater than the (1 - fraction) quantile of the row.
 
-    The quantile is sorted[int((1 - fraction) * n)], where `sorted` has these values in ascending order.
+    With the row's n masked values in ascending order, the quantile is the value at index
+    min(int((1 - fraction) * n), n - 1), counted from 0.
     """
     count = mask.sum(-1, keepdim=True)
     position = torch.minimum(((1 - fraction) * count.double()).long(), (count - 1).clamp(min=0))

@@ -10,12 +10,16 @@ from torch import Tensor
 from retrain.functional.ratios import log_ratio
 
 _MIN_SHARE = 2 / 3
+"""Smallest share of votes for the old policy of a stale sampler."""
 _MAX_FALSE_ALARMS = 1e-6
+"""Largest probability with which random votes are called stale."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Statistics of d = log p_trainer - log p_sampler over response tokens; `a + b` merges those of two micro-batches.
+    """Statistics of d = log p_trainer - log p_sampler over response tokens.
+
+    The sum `a + b` has the statistics of two micro-batches together.
 
     Attributes:
         sums: [5] float64: number of tokens, and sums of |d|, k3 = rho - 1 - d, rho and rho^2, where rho = e^d.
@@ -49,10 +53,11 @@ class Mismatch:
         return Mismatch(self.sums + other.sums, torch.maximum(self.extremes, other.extremes))
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics mismatch/*: mean and max |d|, KL(sampler || trainer) by k3, min and max rho, and `ess`.
+        """Return the metrics mismatch/*; no metrics if there are no tokens.
 
-        `ess` is the effective sample size divided by n, (sum rho)^2 / (n * sum rho^2), in (0, 1]; 1 if the policies
-        agree. The dict is empty if there are no tokens.
+        They are the mean and maximum of |d|, the k3 estimate of KL(sampler || trainer), the minimum and
+        maximum of rho, and `ess`: the effective sample size divided by the number n of tokens,
+        (sum rho)^2 / (n * sum rho^2), in (0, 1], which is 1 if the policies agree.
         """
         count, size, kl, ratio, square = self.sums.tolist()
         if not count:
@@ -69,25 +74,28 @@ class Mismatch:
 
 
 def is_stale(sampler: Float[Tensor, " n"], new: Float[Tensor, " n"], old: Float[Tensor, " n"]) -> bool:
-    """Return whether a sampler is stale: closer to an old policy than to the new one.
+    """Return True if a sampler is stale: its log-probs are those of an old policy, not of the new one.
 
-    The half of the tokens with the largest |new - old| vote, each for the policy whose log-prob is closer to that of
-    the sampler. The sampler is stale if all of these conditions hold:
+    The update changes some tokens' log-probs more than others. The half of the tokens with the largest
+    |new - old| vote: each for the policy whose log-prob is closer to the sampler's. The sampler is
+    stale if all of these conditions hold:
 
-    1. More than 2/3 of the m votes are for the old policy. If the rounding of the sampler exceeds the update,
-       the votes split evenly. Rounding of `new` and `old` would not split them: an update moves some weights
-       to the next bfloat16 number, which changes the log-probs of a policy with rounded weights by
-       several times the update. So `new` and `old` must be at least as precise as `sampler`.
-    2. The share is significant. Random votes reach it with a probability of at most
-       exp(-2 n (share - 1/2)^2) (Hoeffding), which must be below 1e-6, so at least 28 unanimous votes
+    1. More than 2/3 of the votes are for the old policy. A sampler whose rounding error exceeds the
+       update gets about half of the votes for each policy.
+    2. This share is significant. With m random votes, its probability is at most
+       exp(-2 m (share - 1/2)^2) (Hoeffding), which must be below 1e-6. So at least 28 unanimous votes
        are needed.
-    3. The sampler is closer to the old policy than the new one is: sum |sampler - old| < sum |new - old|.
-       This excludes imprecise samplers (with quantized weights), which are far from both policies.
+    3. Over the tokens that vote, sum |sampler - old| < sum |new - old|. This excludes imprecise samplers
+       (with quantized weights), which are far from both policies.
+
+    `new` and `old` must be at least as precise as `sampler`. With policies in bfloat16 the votes would
+    not split evenly, because an update moves some weights to the next bfloat16 number and so changes
+    the log-probs by several times the size of the update.
 
     Args:
         sampler: [n] log-probs of the tokens by the sampler, in nats.
-        new: [n] log-probs of the same tokens by the new policy; see 1.
-        old: [n] log-probs of the same tokens by the old policy; see 1.
+        new: [n] log-probs of the same tokens by the new policy.
+        old: [n] log-probs of the same tokens by the old policy.
     """
     moved = (new - old).abs()
     chosen = (moved > 0) & (moved >= moved.median())

@@ -18,7 +18,7 @@ SubsetSize = Annotated[int, Field(ge=1)]
 
 
 def _check_subset(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Report an error if k exceeds the group size, and a warning if it equals it."""
+    """Report an error if k is larger than the group size, and a warning if they are equal."""
     k, size = params["k"], config.training.group_size
     if k > size:
         yield Finding(("k",), f"k = {k} is larger than group_size = {size}", f"set k <= {size}")
@@ -35,21 +35,23 @@ def pkpo(
     k: SubsetSize = 4,
     baseline: Literal["loo_minus_one", "none"] = "loo_minus_one",
 ) -> Tensor:
-    """Credit for the expected maximum reward of k completions.
+    """Advantage for the objective E[maximum reward of k completions].
 
     loo_minus_one:  A_i = n / C(n,k) * sum_{j<p} C(j-1,k-2) (g_p - g_j);  k = 1 is `rloo`
     none:           A_i = n / C(n,k) * (C(p-1,k-1) g_p + sum_{j>p} C(j-2,k-2) g_j);  k = 1: g_p
 
     g_1 <= ... <= g_n are the n rewards of a group in ascending order, and p is the rank of row i.
-    The mean over rows of A_i * grad log p_i is an unbiased estimate of the gradient of E[max of k]. All advantages
-    are >= 0 (with "none" if rewards are). They are at most k times the range of the rewards (with "none" k times
-    the largest reward), so learning rates tuned for `grpo` are too large. `whiten` shifts the zero.
+    The mean over rows of A_i * grad log p_i is an unbiased estimate of the gradient of the objective.
+
+    Advantages are at least 0 (with "none", if the rewards are). They are at most k times the range of the rewards,
+    with "none" k times the largest reward, so a learning rate tuned for `grpo` is too large. `whiten` makes some of
+    the advantages negative.
 
     Args:
         rewards: [N] float, any unit; group_ids: [N] int.
-        k: number of completions of which the best counts. A group of fewer rows uses its own size.
-        baseline: "loo_minus_one" subtracts a baseline of k - 1 other rows; with "none" the variance is larger, and a
-            single row's advantage is its reward.
+        k: number of completions of which the best counts. A group with fewer rows uses their number.
+        baseline: "loo_minus_one" subtracts a baseline computed from k - 1 other rows. With "none", the variance is
+            larger, and the advantage of a single row is its reward.
     Returns:
         [N] in the unit of the reward; 0 in a group of equal rewards with "loo_minus_one".
     References: Walder and Karkhanis, Pass@K Policy Optimization, arXiv:2505.15201 (n times the
@@ -78,7 +80,7 @@ def pkpo(
 
 @advantage("pass_at_k", check=_check_subset, unit_variance=True)
 def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tensor:
-    """For each completion, the mean normalised reward of the k-subsets that contain it.
+    """Advantage for pass@k: the mean over the k-subsets that contain the completion of their normalised best reward.
 
     A = (1 - R) / sd on correct rows,  A = (1 - R - C(w-1,k-1) / C(n-1,k-1)) / sd on wrong rows,
     R = 1 - C(w,k) / C(n,k),  sd = sqrt(R (1 - R)),  w wrong rows of n; 0 where sd = 0
@@ -87,10 +89,10 @@ def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tenso
 
     Args:
         correct: [N] bool; group_ids: [N] int. Partial rewards are not used.
-        k: size of a subset; k = 1 is `grpo_std` for 0/1 rewards. A group of fewer rows uses its own size.
+        k: size of a subset; k = 1 is `grpo_std` for 0/1 rewards. A group with fewer rows uses their number.
     Returns:
-        [N] float32 without unit; 0 where more than n - k rows are correct, because every subset
-        then succeeds.
+        [N] float32 without unit. 0 in a group with more than n - k correct rows, where every subset has one, and in
+        a group without correct rows.
     References: Chen et al., Pass@k Training, arXiv:2508.10751 (its analytical form).
     """
     advantages = correct.float()

@@ -36,11 +36,11 @@ def reinforce(logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Te
 
 
 _USUAL_BOUNDS = ((0.2, 0.2), (0.2, 0.28))
-"""The clips of PPO and of DAPO, for which no warning is given."""
+"""The bounds of PPO and of DAPO; other bounds count as tuned."""
 
 
 def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the clip is tuned although it has no effect, because a batch has a single update."""
+    """Warn if the bounds or `dual_clip` were tuned, but a batch has a single update, so they have no effect."""
     tuned = (params["eps_low"], params["eps_high"]) not in _USUAL_BOUNDS
     key = "eps_low" if tuned else "dual_clip" if params["dual_clip"] is not None else None
     if key and config.training.epochs * config.training.minibatches == 1:
@@ -59,7 +59,7 @@ def ppo_clip(  # noqa: PLR0913 - four columns and three keys
     eps_high: Annotated[float, Field(ge=0)] = 0.28,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> _Terms:
-    """Clipped surrogate objective: no gain from moving a ratio out of the trust region.
+    """Clipped surrogate objective: no gradient that would move a ratio further out of the bounds.
 
     -min(rho * A, clip(rho, 1 - eps_low, 1 + eps_high) * A),  rho = exp(lp - old_lp), log-ratio clamped to +-20
 
@@ -68,8 +68,9 @@ def ppo_clip(  # noqa: PLR0913 - four columns and three keys
         eps_low, eps_high: bounds of the ratio; 0.2 and 0.28 are DAPO's, 0.2 on both sides is PPO's.
         dual_clip: the constant c, usually 3. Where A < 0, the loss is at most -c * A. None switches it off.
     Returns:
-        [N, T], with policy/clip_fraction (tokens whose gradient the clip removes) and policy/approx_kl
-        (-log rho, an estimate of KL(old || new)). At rho = 1 the derivative with respect to lp is -A.
+        [N, T], with the metrics policy/clip_fraction (share of tokens whose gradient the bounds remove) and
+        policy/approx_kl (-log rho, an estimate of KL(old || new)). At rho = 1, the derivative with respect to
+        lp is -A.
     References: Schulman et al., PPO, arXiv:1707.06347; Yu et al., DAPO, arXiv:2503.14476; Ye et al., dual clip,
         arXiv:1912.09729.
     """
@@ -92,22 +93,22 @@ def gspo(
     -min(s_t * A_t, clip(s_t, 1 - eps_low, 1 + eps_high) * A_t),  s_t = sg(s) * p_t / sg(p_t),
     s = exp(mean_t (lp_t - old_lp_t)), mean clamped to +-20, sg = no gradient
 
-    s_t has the value of s at every token. The derivative of the loss with respect to lp_t is -s * A_t, so token
-    transforms keep their effect. If A_t is the same for all tokens of a sequence, the gradient equals that of
-    sequence-level GSPO, with any built-in reduction. Clipping is per token and depends on the sign of A_t.
+    s_t has the value of s at every token. Inside the bounds, the derivative of the loss with respect to lp_t is
+    -s * A_t, so an advantage per token has an effect. If all tokens of a sequence have the same advantage, the
+    gradient equals that of sequence-level GSPO under every built-in reduction. Each token is clipped on its own,
+    depending on the sign of A_t.
 
     Args:
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
         eps_low, eps_high: bounds of the ratio; they are small because s is a geometric mean.
     Returns:
-        [N, T], with policy/clip_fraction (tokens whose gradient the clip removes) and policy/approx_kl (-log s). The
-        paper uses the reduction `sequence_mean`.
+        [N, T], with the metrics policy/clip_fraction (share of tokens whose gradient the bounds remove) and
+        policy/approx_kl (-log s). The paper uses the reduction `sequence_mean`.
     References: Zheng et al., GSPO, arXiv:2507.18071, section 4.3.
     """
     kept = F.masked.keep(logprobs, response_mask)
     sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)
-    # The bracket is exactly 0 and carries the gradient. Added without brackets, the terms would round and change the
-    # ratio.
+    # The inner bracket is exactly 0 and has the gradient. Without the bracket, rounding would change the ratio.
     log_ratio = (sequence + (kept - kept.detach())).clamp(-F.ratios.LIMIT, F.ratios.LIMIT)
     log_ratio = F.masked.keep(log_ratio, response_mask)
     return _clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), None)
@@ -130,7 +131,8 @@ def cispo(
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
         eps_max: largest weight.
     Returns:
-        [N, T], with policy/clip_fraction (tokens whose weight is truncated) and policy/approx_kl (-log rho).
+        [N, T], with the metrics policy/clip_fraction (share of tokens whose weight is truncated) and
+        policy/approx_kl (-log rho).
     References: MiniMax, MiniMax-M1 (CISPO), arXiv:2506.13585.
     """
     log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask).detach()
@@ -185,8 +187,8 @@ def sft(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     Args:
         logprobs: [N, T]; response_mask: [N, T] bool, the tokens to imitate.
     Returns:
-        [N, T] nats; the reduction counts tokens of expert rows only. If the objective also has policy terms, [mix] mu
-        sets the share of this loss.
+        [N, T] nats; the reduction counts tokens of expert rows only. If the objective also has losses on rows of the
+        policy, [mix] mu is the share of this loss.
     References: Pan et al., Trinity-RFT (MIX), arXiv:2505.17826.
     """
     return -F.masked.keep(logprobs, response_mask)
