@@ -67,7 +67,7 @@ class Transcript:
 
 
 class ChatStitcher:
-    """Makes the bridge between two turns: the token ids that follow one reply and precede the next.
+    """Computes the bridge between two turns: the token ids that follow one reply and precede the next.
 
     With a chat template, `[user, assistant MARK, new messages]` is rendered once, and the text after MARK is the
     bridge. If the policy sampled the token that ends its turn, the bridge begins after that token. If the token limit
@@ -96,7 +96,8 @@ class ChatStitcher:
     ) -> TokenizedPrompt:
         """Render the prompt with the environment's messages before the first turn.
 
-        A message of the user is appended to the prompt's last message if that one is the user's as well.
+        Two consecutive messages of the user become one message. Without a chat template, the texts of all
+        messages are appended to the prompt.
 
         Args:
             prompt: the problem's prompt.
@@ -125,7 +126,12 @@ class ChatStitcher:
         return joined
 
     def ids(self, messages: RoleTexts, last: int | None) -> list[int]:
-        """Return the bridge for these messages; `last` is the end token of the turn before, None if it was cut."""
+        """Return the bridge for the messages of an observation.
+
+        Args:
+            messages: the messages.
+            last: end token of the turn before; None if the token limit cut that turn.
+        """
         if not self._chat.templated:
             return self._chat.encode("".join(text for _, text in messages))
         shown = [(self._role(role), self._chat.quoted(text)) for role, text in messages]
@@ -136,18 +142,19 @@ class ChatStitcher:
             tail = self._tail([(role, "\n".join(text for _, text in run)) for role, run in runs])
         ids = self._chat.encode(tail)
         place = ids.index(last) if last in ids else -1
-        # If text precedes the end token, this token ends a later message, not the reply.
+        # The first end token of the tail ends the reply if only white space precedes it, else a later message.
         return ids[place + 1 :] if not self._chat.decode(ids[: max(place, 0)]).strip() else ids
 
     def short(self, messages: RoleTexts, limit: int) -> RoleTexts:
         """Cut the middle of every message that has more than `limit` tokens.
 
-        The beginning and the end stay, `limit` tokens in all. A note between them is not counted.
+        The result has the first and the last limit / 2 tokens of the message. A note in between, which
+        is not counted, has the number of removed tokens.
         """
         short: list[tuple[str, str]] = []
         for role, text in messages:
             quoted = self._chat.quoted(text)
-            # A token is at least one byte, so a text of few bytes need not be tokenized.
+            # A token has at least one byte, so a text of at most `limit` bytes is short enough without tokenization.
             ids = self._chat.encode(quoted) if len(quoted.encode(errors="replace")) > limit else []
             if len(ids) > limit:
                 note = CUT.format(len(ids) - limit)

@@ -1,4 +1,4 @@
-"""Estimates of the memory of training and sampling, from a model's config. Importing this does not import torch."""
+"""Estimates of the memory of training and sampling, from a model's config. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 
 OF_THE_SAMPLER = frozenset({"sampler_weights", "kv_cache"})
-"""Entries of `estimate_memory` for the sampler; the caller drops them if the engine is remote."""
+"""Entries of `estimate_memory` that the sampler uses. With a remote engine, the caller removes them."""
 _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
+"""Values of `model_type` with two matrices in the feed-forward part."""
 _MOMENTS = {"adamw": 8, "adamw8bit": 2, "muon": 4}
 """Bytes of an optimizer's moments per trained weight."""
 _LAYERS = 1 << 16
@@ -24,11 +25,13 @@ class ModelShape:
 
     Attributes:
         vocabulary: entries of the vocabulary.
-        width: hidden size. layers: number of layers.
+        width: hidden size.
+        layers: number of layers.
         inner: size of the feed-forward part's inner activations.
-        heads, key_heads: number of query heads, and of key (and value) heads. head_width: size of one head.
-        tied: the output head shares the weights of the embedding.
-        gated: the feed-forward part has three matrices (gate, up, down) instead of two.
+        heads, key_heads: number of query heads, and of key (and value) heads.
+        head_width: size of one head.
+        tied: True if the output head shares the weights of the embedding.
+        gated: True if the feed-forward part has three matrices (gate, up, down) instead of two.
     """
 
     vocabulary: int
@@ -70,7 +73,7 @@ class ModelShape:
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of every weight matrix of one layer."""
+        """(inputs, outputs) of every weight matrix of one layer; the down projection is listed transposed."""
         query, key = self.heads * self.head_width, self.key_heads * self.head_width
         attention = [(self.width, query), (self.width, key), (self.width, key), (query, self.width)]
         return attention + [(self.width, self.inner)] * (3 if self.gated else 2)
@@ -100,16 +103,17 @@ def estimate_memory(
     Args:
         shape: sizes of the model.
         settings: settings of its training.
-        rows: completions sampled at once.
+        rows: number of completions that are sampled at once.
         tokens: length of the longest prompt with its response, in tokens.
-        signal_models: one entry for each model that a signal keeps: "trained", "averaged" or "frozen". All frozen ones
-            share one copy, with LoRA the base. Models of another shape are not counted here; the caller adds them.
-        ranks: world size. Weights are sharded unless `settings.shard` is "none"; every rank holds whole adapters.
+        signal_models: an entry "trained", "averaged" or "frozen" for each model of a signal, such as a reference. All
+            frozen models share one copy; with LoRA this is the base of the policy. The caller adds models that have
+            another shape.
+        ranks: world size. Weights are sharded if `settings.shard` is "full". Adapters are never sharded.
     Returns:
-        Bytes of weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
-        other_models (of signals), sampler_weights and kv_cache. If weights are sharded, also `gathered`: two layers,
-        embedding and head, which a rank holds whole while it uses them. With `offload`, also `offloaded`: CPU memory,
-        which replaces the entries that it sums.
+        Bytes of `weights`, `gradients`, `optimizer`, `activations` (of the largest micro-batch), `logits` (of one
+        chunk), `other_models` (of signals), `sampler_weights` and `kv_cache`. With sharded weights, `gathered` is the
+        memory of the parts that a rank gathers for use: two layers, embedding and head. With `settings.offload`,
+        `offloaded` is the CPU memory of the offloaded entries, which are then left out.
     """
     half = 2 if settings.dtype == "bfloat16" else 4
     rank = settings.lora.r if settings.lora else 0
@@ -154,7 +158,7 @@ def layers_that_fit(shape: ModelShape, gigabytes: int, taken: Callable[[ModelSha
 
 
 def frozen_base(shape: ModelShape, settings: PolicySettings) -> int:
-    """Bytes of a whole frozen base model, on one device."""
+    """Bytes of a frozen base model that is not sharded."""
     half = 2 if settings.dtype == "bfloat16" else 4
     size = half * shape.parameters
     if settings.quantization:  # half a byte per weight and a float32 scale per 64 weights: 9/16 bytes
@@ -167,10 +171,12 @@ def _activations(shape: ModelShape, half: int) -> int:
 
     4 (4 width + 3 heads) + half (2 width + heads + m inner)
 
-    heads is the size of query, key and value together; m is 4 for a gated feed-forward part, otherwise 3. In float32:
-    the input of each of two norms before and after division by its root mean square, and three copies of query, key
-    and value, which attention rotates and pads. In the dtype of the matrix products, of `half` bytes: the outputs of
-    the two norms, query, key and value once more, and the activations of the feed-forward part.
+    Here, heads is the size of query, key and value together, and m is 4 for a gated feed-forward part, otherwise 3.
+
+    The first term counts values in float32: the input of each of the two norms before and after its division by the
+    root mean square, and three copies of query, key and value, which attention rotates and pads. The second term
+    counts values of `half` bytes, in the dtype of the matrix products: the outputs of the two norms, one more copy of
+    query, key and value, and the activations of the feed-forward part.
     """
     heads = (shape.heads + 2 * shape.key_heads) * shape.head_width
     inner = (4 if shape.gated else 3) * shape.inner

@@ -85,7 +85,7 @@ class Verdict:
 
     Attributes:
         effective_batch: effective signal-to-noise ratio of the gradient, relative to the baseline's.
-        of_oracle: the same relative to the oracle's. Method and oracle are measured on the same batches, so the
+        oracle_ratio: the same relative to the oracle's. Method and oracle are measured on the same batches, so the
             interval of this ratio, not those of two effective batches, shows if a method is above the oracle.
         bias, noise: see `gradient_quality.Quality`.
         correlation: correlation of credit with the true advantage over tokens.
@@ -93,7 +93,7 @@ class Verdict:
     """
 
     effective_batch: Figure
-    of_oracle: Figure
+    oracle_ratio: Figure
     bias: Figure
     noise: Figure
     correlation: Figure
@@ -104,7 +104,7 @@ class Verdict:
         """Figures by their names in the output of `retrain audit --json`."""
         return {
             "effective_batch": self.effective_batch,
-            "of_oracle": self.of_oracle,
+            "of_oracle": self.oracle_ratio,
             "bias": self.bias,
             "noise": self.noise,
             "correlation": self.correlation,

@@ -28,10 +28,11 @@ def judge(  # noqa: PLR0913 - the options of the command
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the campaign without running it.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
 ) -> None:
-    """Compare a method with a baseline on small tasks that each test one assumption of the method.
+    """Compare a method with a baseline on small tasks with one premise each.
 
     The method is the file's settings of credit, losses and optimization. The command writes a campaign,
-    runs/testbed-NAME.toml, and runs it; the same command resumes it. Exit codes are those of `retrain campaign`.
+    testbed-NAME.toml in [logging] dir, and runs it; the same command resumes it. Exit codes are those of
+    `retrain campaign`.
     """
     from retrain.campaign.plan.load_campaign import load_campaign
     from retrain.config.load import load

@@ -96,7 +96,9 @@ class _Product(torch.autograd.Function):
 
 
 def dequantized(model: Any, rank: int) -> LazyWeights:
-    """Map the base model's weight names to the frozen weights; reading a matrix dequantizes it.
+    """Return the frozen weights of a quantized model under the names of the base model.
+
+    A quantized matrix is dequantized when it is read.
 
     Args:
         model: the quantized model, with or without adapters.

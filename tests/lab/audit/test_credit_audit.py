@@ -108,7 +108,7 @@ def test_intervals_hold_the_truth_and_noise_of_the_continuations_is_not_the_orac
     for name, method in {**METHODS, "oracle": ORACLE}.items():
         (bias, noise), one = exact(method), verdicts[name]
         own = worth(bias, noise)
-        ratios = (one.effective_batch, own / base), (one.of_oracle, own / best)
+        ratios = (one.effective_batch, own / base), (one.oracle_ratio, own / best)
         for figure, truth in ((one.bias, bias), (one.noise, noise), *ratios):
             assert figure.low - 1e-6 <= truth <= figure.high + 1e-6, (name, figure, truth)
     spread = (POLICY.probabilities @ POLICY.advantages.square()).mean()
@@ -117,8 +117,8 @@ def test_intervals_hold_the_truth_and_noise_of_the_continuations_is_not_the_orac
     own = float(spread / (spread + (errors.sum() + errors[1:].sum()) / STEPS))
     assert reliability == pytest.approx(own, abs=0.05)
     assert verdicts["oracle"].effective_batch.low > 1.1
-    assert verdicts["oracle"].of_oracle == (1, 1, 1)
-    assert all(one.of_oracle.high < 1 for name, one in verdicts.items() if name != "oracle")
+    assert verdicts["oracle"].oracle_ratio == (1, 1, 1)
+    assert all(one.oracle_ratio.high < 1 for name, one in verdicts.items() if name != "oracle")
     credit = METHODS["grpo"](POLICY.batch(torch.arange(27).repeat_interleave(2), GROUP), 0)
     assert credit.abs().sum() == 0  # two equal completions have no advantage
     _, low, high = verdicts["grpo"].correlation
