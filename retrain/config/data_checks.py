@@ -61,9 +61,12 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
 
 
 def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measured: Path) -> None:
-    """Check that a task's problems have what evaluation, rewards and chat template need; record errors.
+    """Record errors if a task's problems do not meet the requirements of evaluation, rewards and chat template.
 
     Args:
+        loaded: the configuration.
+        task: task with the problems.
+        document: document that receives the errors.
         only_measured: path of the key that names an evaluation set, whose task is not trained on; () for the run.
     Raises:
         DataError: the task has no problem to train on.

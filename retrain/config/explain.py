@@ -27,17 +27,17 @@ TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, hea
 """Shape of `builtin:tiny`."""
 
 _OF_THE_POLICY = frozenset({"trained", "averaged", "frozen", "policy"})
-"""Kinds of signal models with the policy's shape; any other value is a path."""
+"""Kinds of a signal's model that have the policy's shape; any other value is the path of a model."""
 _GPUS = (24, 40, 80, 141)
 """Memory of common GPUs, in GB."""
 _OVERLAP = (
-    "while step t is trained, the batch of step t + {0} is sampled and scored with the weights that step t started "
-    "from: {0} steps stale, and less before step {0}"
+    "while step t is trained, the batch of step t + {0} is sampled and scored with the weights from the start of "
+    "step t, so it is {0} steps stale, and less before step {0}"
 )
 
 
 def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
-    """Return the facts by topic, as a JSON-compatible dictionary. Imports torch to try the components (`probe`).
+    """Return the facts by topic, as a JSON-compatible dictionary. This imports torch, to try the components.
 
     Args:
         loaded: the configuration.
@@ -261,7 +261,7 @@ def _sources(loaded: LoadedConfig, rows: int) -> dict[str, Any]:
 def _forwards(
     loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None, signal_models: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the numbers of forward passes over the whole batch in one step, without sampling."""
+    """Return the numbers of passes over the whole batch in one step, without sampling."""
     training, objective = loaded.config.training, loaded.components.objective(exact is True)
     several = training.epochs * training.minibatches > 1
     trained = {"other_models": signal_models.count("trained")} if "trained" in signal_models else {}
@@ -275,13 +275,13 @@ def _forwards(
 
 
 def run_memory(loaded: LoadedConfig, ranks: int = 1) -> float | None:
-    """Estimate one rank's memory in MB, taking prompts as empty; None if the model is not on this machine."""
+    """Estimate the memory of one rank in MB, for empty prompts; None if the model is not on this machine."""
     sizes = _model(loaded, (), ranks).get("memory_mb_without_prompts_about")
     return sum(sizes.values()) if sizes else None
 
 
 def _model(loaded: LoadedConfig, signal_models: Sequence[str], ranks: int) -> dict[str, Any]:
-    """Return parameters and memory, as far as they are known without loading the model."""
+    """Return number of parameters and memory, as far as they are known without the model's weights."""
     path = loaded.config.model.path
     shape = TINY if path == RANDOM_MODEL else _shape(path)
     if isinstance(shape, str):
@@ -305,10 +305,15 @@ def _shape(path: str) -> ModelShape | str:
 
 
 def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str], int], ranks: int) -> dict[str, Any]:
-    """Estimate the memory of a rank, and the largest model of this width that fits common GPUs with these settings.
+    """Estimate the memory of a rank, and the largest model that fits common GPUs with these settings.
+
+    This is the number of layers, of the width of the run's model, that fit into the memory of each GPU.
 
     Args:
-        others: (kinds of the signals' models, bytes of those with another shape).
+        loaded: the configuration.
+        shape: shape of the run's model.
+        others: (kinds of the signals' models, bytes of those that have another shape).
+        ranks: world size.
     """
     signal_models, teaching = others
     model, training = loaded.config.model, loaded.config.training
@@ -328,7 +333,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     remote = engine is not None and registry.engine.traits_of(engine.component).remote
 
     def taken(shape: ModelShape, gpu: float) -> dict[str, int]:
-        """Return bytes by purpose. `shard = "auto"` is decided for GPUs of `gpu` GB."""
+        """Return bytes by purpose. `gpu` is the memory of the GPUs in GB, on which `shard = "auto"` depends."""
         shard = loaded.config.distributed.shard
         if shard == "auto":
             whole = blocks or (model.lora and 2 * frozen_base(shape, settings) <= gpu * 1e9)
@@ -367,6 +372,11 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
 
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
+    """Return the number of evaluations, the completions of each, and the precision of its accuracy.
+
+    A run is evaluated before the first step, after every `every` steps, and at the end. The half width is that of
+    a 95% confidence interval at an accuracy of 1/2.
+    """
     settings, steps = loaded.config.eval, loaded.config.training.max_steps
     measured = [one.config.eval for one in (loaded, *loaded.sets.values()) if one.config.eval.problems]
     if not measured:

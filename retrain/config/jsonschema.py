@@ -33,7 +33,7 @@ def json_schema() -> dict[str, Any]:
                 keys = _table(schema, table)["properties"]
                 keys[named] = _choice(keys[named], names)
     for name, readers in registry.table_names().items():
-        if name in Config.model_fields:  # the section says what its keys are
+        if name in Config.model_fields:  # the section defines its keys
             continue
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})
@@ -62,6 +62,7 @@ def _choice(schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def _used_by(readers: list[registry.Component]) -> str:
+    """Describe a table by the components that read it."""
     return "Parameters of " + ", ".join(f"{reader.kind} {reader.name}" for reader in readers)
 
 

@@ -1,4 +1,4 @@
-"""Wrap a user's class so that errors name it and the results of its methods are checked."""
+"""Wrap the class of a component: check the results of its methods, and name the component in errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ResultCheck = Callable[..., None]
 
 
 def anything(call: Call, found: Any, *arguments: Any) -> None:
-    """Accept any result. Used for methods whose result is unused or always valid."""
+    """Accept any result, because it is not used or always valid."""
 
 
 def problem(call: Call, found: Any, *arguments: Any) -> None:
-    """Require a Problem whose fields have the right types."""
+    """Require a Problem whose fields have the right types, and whose prompt is not empty, too long or unencodable."""
     if not isinstance(found, Problem):
         raise call.fail(f"problem {', '.join(map(str, arguments))} is {shown(found)}, not a retrain.types.Problem")
     fields: dict[str, Any] = {"id": found.id, "answer": found.answer, "solution": found.solution or ""}
@@ -115,7 +115,10 @@ def metrics(call: Call, found: Any, *arguments: Any) -> None:
 
 
 def source_rows(call: Call, found: Any, step: int, rollouts: Sequence[Rollout]) -> None:
-    """Require a list of valid rollouts and expert rows, or a tuple of such a list and metrics."""
+    """Require a list of rollouts and expert rows, or a tuple of such a list and metrics.
+
+    New rows must be valid. The rollouts that the source was given are not checked again.
+    """
     given = {id(one) for one in rollouts}
     rows, reported = call.split(found)
     call.metrics(reported)
@@ -191,7 +194,7 @@ def misread(whole: type[Any], protocol: type[Any]) -> str:
 
 
 def _columns(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Collect the columns in a method's arguments, from batches and plain dicts."""
+    """Collect the columns in a method's arguments, from batches and plain dicts; it must not modify them."""
     found = dict[str, Any]()
     for one in arguments:
         if isinstance(one, Batch):

@@ -41,7 +41,7 @@ class Campaign(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] | None = None
     """Name of the campaign's directory. Unset: the name of the TOML file."""
     base: Annotated[str, Field(min_length=1)] | None = None
-    """TOML file of a run that this file extends; the path is relative to this file. Unset: this file alone."""
+    """TOML file of a run that this file extends; the path is relative to this file. Unset: only this file."""
     seeds: (
         Annotated[Count, Field(le=1000)] | Annotated[tuple[Seed, ...], Array, Field(min_length=1, max_length=1000)]
     ) = 8

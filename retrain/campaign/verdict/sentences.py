@@ -17,7 +17,7 @@ from retrain.report.page import Table, fill, plural
 
 
 def headline(analysis: Analysis) -> str:
-    """Return the first sentence: the numbers of finished runs and of significant differences."""
+    """Return the first sentences: numbers of finished runs and of significant differences."""
     results, found = analysis.results, analysis.primary
     runs, lost, clear = len(results.runs), len(results.lost), sum(one.significant for one in found)
     start = f"{runs - lost} of {runs} runs finished" if lost else f"All {runs} runs finished"
@@ -33,7 +33,7 @@ def headline(analysis: Analysis) -> str:
 
 
 def sentence(one: Comparison) -> str:
-    """Format a comparison as a sentence.
+    """Format a comparison as a sentence, such as
 
     `gtpo on top of maxrl: +0.012 accuracy, 95% CI [-0.004, +0.028], p = .19 (Holm .57), 8 seeds: inconclusive; ...`.
     """
@@ -62,7 +62,11 @@ def numbers(one: Comparison) -> str:
 
 
 def conclusion(one: Comparison) -> str:
-    """Return "better", "worse", or "inconclusive" with the number of seeds needed."""
+    """Return the conclusion from a comparison.
+
+    This is "better" or "worse" if the difference is significant. Otherwise it is "no difference",
+    "higher" or "lower" without significance, or "inconclusive" with the number of seeds needed.
+    """
     unit = "warm start" if one.starts > 1 else "seed"
     if one.significant:
         return "better" if one.difference.value > 0 else "worse"
@@ -168,7 +172,7 @@ def _summary(one: Summary, metric: str) -> dict[str, str]:
 
 
 def _costs(one: Summary) -> dict[str, str]:
-    """Return a row of costs: the median cost of reaching the threshold, and the mean cost of a whole run."""
+    """Return a row of costs: the median until a run reaches the threshold, and the mean of a whole run."""
     return {
         "condition": one.condition,
         "reached": "-" if one.reached is None else f"{one.reached} of {one.done}",
@@ -190,7 +194,12 @@ def _tested(one: Comparison) -> dict[str, str]:
 
 
 def _described(one: Comparison, efficiency: bool) -> dict[str, str]:
-    """Return the effect sizes that are not tested; with `efficiency` also the AES if lengths differ."""
+    """Return a row of effect sizes that are not tested.
+
+    Args:
+        one: the comparison.
+        efficiency: add a column for the AES, with a value if the lengths of the answers differ.
+    """
     score = {"AES": estimate(one.aes, "+.3f") if one.lengths_differ else "-"} if efficiency else {}
     return {
         "comparison": title(one),
@@ -209,7 +218,7 @@ def _shown(cell: Cell | None) -> str:
 
 
 def contents(analysis: Analysis, commands: Sequence[str]) -> dict[str, Any]:
-    """Return the contents of the report in HTML and Markdown."""
+    """Return the values of the template of the report, for HTML and Markdown."""
     return {
         "title": analysis.results.name,
         "measured": analysis.results.measured,

@@ -1,11 +1,13 @@
 """Leases on jobs, as plain files in a directory that several machines may share.
 
-leases/JOB/1.json, 2.json ... are the successive leases of a job; the newest counts. A worker takes a lease by creating
-the next file. Only one process can create a file (O_EXCL), so two simultaneous takeovers cannot both succeed, and a
-worker that has read an outdated lease cannot replace the newer one. The owner renews its lease by rewriting its file,
-with a heartbeat count, through the handle that created it. A lease is free if it was released, if its owner was a
-process of this machine that no longer exists, or if neither its file nor the run's metrics changed for `lease_s`
-seconds. The observing worker measures these seconds with its own clock, so clocks of two machines are never compared.
+The files leases/JOB/1.json, 2.json ... are the successive leases of a job; the newest counts. A worker takes a lease
+by creating the next file. Only one process can create a file (O_EXCL). So two workers cannot both take a lease, and a
+worker that has read an outdated lease cannot replace a newer one. The owner renews its lease: it rewrites the file,
+with a heartbeat count, through the handle that created it.
+
+A lease is free if one of these conditions holds: it was released; its owner was a process of this machine that no
+longer exists; neither its file nor the run's metrics changed for `lease_s` seconds. The worker that wants the lease
+measures these seconds with its own clock, so the clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _CONTENT: TypeAdapter[Any] = TypeAdapter(_Content)
 
 
 class Lease:
-    """A lease that this process holds until another worker takes it over.
+    """A lease that this process holds until it releases the lease or another worker takes it.
 
     Args:
         path: file of the lease, which must not exist.
@@ -68,17 +70,19 @@ class Lease:
         os.fsync(self._handle)
 
     def owned(self) -> bool:
-        """Return True while no other worker has taken the lease over."""
+        """Return True while this process owns the job: no other worker has taken it, and the lease's file exists."""
         return self._path.exists() and not (self._path.parent / f"{_number(self._path) + 1}.json").exists()
 
     def release(self) -> None:
-        """Give the job up, so that another worker can take it at once."""
+        """Give up the job, so that another worker can take it immediately."""
         self.beat(released=True)
         self.close()
 
     def close(self) -> None:
-        """Stop renewing the lease. Other workers see the lease as held until the job has an outcome or `lease_s`
-        seconds pass."""
+        """Stop renewing the lease without releasing it.
+
+        Other workers take the job only after `lease_s` seconds, and only if it has no outcome by then.
+        """
         os.close(self._handle)
 
 

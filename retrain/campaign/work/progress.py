@@ -19,7 +19,7 @@ _RECENT = 20
 
 
 class Progress:
-    """Reads the progress of a campaign; each call reads only what was appended since the previous one.
+    """Reads the progress of a campaign; each call reads only the rows that were appended since the previous one.
 
     Args:
         path: directory of the campaign.
@@ -83,7 +83,7 @@ class _Tail:
         self.rows: deque[dict[str, Any]] = deque(maxlen=_RECENT)
 
     def read(self) -> _Tail:
-        """Read what was appended since the last call, and return self."""
+        """Read the rows that were appended since the last call, and return self."""
         data, size = b"", 0
         try:
             with open_plain(self._file) as file:

@@ -40,9 +40,9 @@ class RayCluster:
 
     Args:
         campaign: the campaign. Its directory and the current directory must have the same paths on every node.
-        address: HOST:PORT of the cluster; "auto": RAY_ADDRESS, or the cluster that this machine is a node of.
+        address: HOST:PORT of the cluster; "auto" uses RAY_ADDRESS, or the cluster to which this machine belongs.
         cpus_per_run: CPUs that Ray reserves for each rank; a rank uses as many threads.
-        gpus_per_run: GPUs that Ray reserves for each rank of a run, all on one node; the run sees only these.
+        gpus_per_run: GPUs that Ray reserves for each rank. All ranks of a run are on one node and see only these GPUs.
     """
 
     def __init__(
@@ -111,7 +111,11 @@ class _Tasks:
         return self._ray.wait([*self._in_flight], num_returns=len(self._in_flight), timeout=_POLL_S)[0]
 
     def _end(self, reference: Any, job: Job) -> None:
-        """Report the outcome of the job of an ended task; resubmit the job if it has none."""
+        """Report the outcome of the job of an ended task; resubmit the job if it has none.
+
+        Raises:
+            ConfigError: the cluster lost this job ten times.
+        """
         loss = self._loss(reference, job)
         if outcome := self._campaign.outcome(job):
             self._report(job, str(outcome["status"]), str(outcome.get("reason") or ""))
@@ -126,9 +130,9 @@ class _Tasks:
         self._in_flight[self._submit(job)] = job
 
     def _loss(self, reference: Any, job: Job) -> str:
-        """Return why a task was lost; "" if its worker ended by itself.
+        """Return the reason why Ray lost a task; "" if the task ended without an error.
 
-        A worker ends by itself if its job has an outcome or if another worker holds the job.
+        A task ends without an error if its job has an outcome, or if another worker holds the job.
 
         Raises:
             ConfigError: the cluster's nodes cannot execute the run.

@@ -11,7 +11,7 @@ from retrain.config.schema import Config
 from retrain.registry import Finding
 
 Rule = Callable[[Config, Resolved], Iterable[Finding]]
-"""Yields errors, or warnings with `fatal=False`, each at the path of a key. All rules run, whatever others find."""
+"""Yields errors, or warnings with `fatal=False`, each at the path of a key. Every rule runs, even after errors."""
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "model": (sections.model_path, sections.rounding, sections.positions, sections.quantization, sections.extras),

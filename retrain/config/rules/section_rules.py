@@ -1,4 +1,4 @@
-"""Rules about sections alone: model, optimizer, batch sizes, evaluation."""
+"""Rules that check only keys of sections: model, optimizer, batch sizes, evaluation."""
 
 from __future__ import annotations
 
@@ -173,9 +173,9 @@ def _has_credit_without_group(resolved: Resolved) -> bool:
 
 def micro_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require that a micro-batch has room for one completion."""
-    room, most = config.training.micro_batch_tokens, config.training.max_tokens
-    if room < most:
-        problem = f"{room} tokens are fewer than one completion of max_tokens = {most}"
+    limit, most = config.training.micro_batch_tokens, config.training.max_tokens
+    if limit < most:
+        problem = f"{limit} tokens are fewer than one completion of max_tokens = {most}"
         fix = f"use at least {2 * most}, so that the prompt fits as well"
         yield Finding(("training", "micro_batch_tokens"), problem, fix)
 

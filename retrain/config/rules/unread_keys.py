@@ -1,4 +1,4 @@
-"""Find component keys that nothing in the run reads. Whoever sets one expects an effect that it does not have."""
+"""Find keys that are set for components but that no component of the run reads, so that they have no effect."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from retrain.errors import ConfigProblem
 from retrain.registry import Bound, Component, Finding, is_dotted
 
 Reason = tuple[str, str]
-"""(problem, fix)."""
+"""(problem, fix), the texts of an error message."""
 
 _NOTHING = "nothing in this run reads it"
 
 
 def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Yield every parameter that no component in use reads, whether set in the component's table or inline, beside its
-    name.
+    """Yield every key that no component of the run reads, in tables of components and beside a component's name.
 
     A component reads the keys of its schema, except those that its trait `when` switches off.
     """
@@ -47,8 +46,8 @@ def judged(
 ) -> tuple[list[ConfigProblem], list[ConfigProblem]]:
     """Split unread keys into (errors, warnings).
 
-    A key that a plug-in could see through its `ctx` argument is a warning. With overrides on the command line, keys of
-    the file are ignored: after `--set rollout.engine=torch` nothing reads [vllm], and the file is still correct.
+    A key that a plug-in can read through its argument `ctx` is a warning. If the command line overrides keys, unread
+    keys of the file are ignored: with `--set rollout.engine=torch` nothing reads [vllm], but the file is correct.
 
     Args:
         unread: unread keys with their problems.
@@ -61,9 +60,9 @@ def judged(
 
 
 def _is_shown(path: Path) -> bool:
-    """Return True if a plug-in can see the key through `ctx`, directly or through a column computed from it.
+    """Return True if a plug-in can read the key, or a column that depends on it, through its argument `ctx`.
 
-    Such columns are planning tokens and SEPA's pooling weight.
+    These columns are the planning mask and SEPA's pooling weight.
     """
     signals = [one.table for one in registry.components("signal") if one.name in CONTEXT_READS]
     shown = [(registry.find("transform", name).table, key) for name, key in CONTEXT_PARAMETERS.values()]
@@ -71,7 +70,7 @@ def _is_shown(path: Path) -> bool:
 
 
 def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> Iterator[Finding]:
-    """Yield the unread keys of [algorithm.NAME], a table that only components given as dotted paths read."""
+    """Yield the unread keys of the table [algorithm.NAME]. Only components named by a dotted path read this table."""
     named = {slot: one for slot, one in used.items() if slot.params_path == ("algorithm", name)}
     dotted = {slot.name: one for slot, one in named.items() if is_dotted(slot.name)}
     tables = " or ".join(f"[{one.component.table}]" for slot, one in named.items() if not is_dotted(slot.name))
@@ -84,7 +83,10 @@ def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bou
 
 
 def _readers(config: Config, resolved: Resolved, used: Mapping[Slot, Bound]) -> Iterator[tuple[Bound, Collection[str]]]:
-    """Yield each component of the run, engines, corrections and signals included, with the keys set beside its name."""
+    """Yield each component of the run with the keys that are set beside its name.
+
+    This includes components that the run file does not name: engines, corrections and signals.
+    """
     for slot, one in used.items():
         yield one, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
     engines = resolved.engines(config.model.path)
@@ -97,10 +99,10 @@ def _readers(config: Config, resolved: Resolved, used: Mapping[Slot, Bound]) -> 
 
 
 def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]]) -> Reason | None:
-    """Return why nothing reads `[name] key`; None if a component reads it."""
+    """Return the reason why nothing reads `[name] key`; None if a component reads it."""
     why: list[Reason] = []
     for one, entry in readers:
-        if one.component.table == name and (one.component.takes({key: None}) or key in _served(one.component)):
+        if one.component.table == name and (one.component.takes({key: None}) or key in _serve_keys(one.component)):
             reason = _switched_off(one, key)
             if key in entry:
                 reason = f'the entry that names "{one.name}" sets it as well', "keep one of the two"
@@ -110,13 +112,13 @@ def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]
     return why[0] if why else (_NOTHING, _fix(name, key))
 
 
-def _served(component: Component) -> tuple[str, ...]:
+def _serve_keys(component: Component) -> tuple[str, ...]:
     """Return the keys of an engine's table that only `retrain serve` reads; () for other components."""
     return registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
 
 
 def _switched_off(one: Bound, key: str) -> Reason | None:
-    """Return why a component ignores one of its keys, by its trait `when`; None if it reads the key."""
+    """Return the reason why a component ignores one of its keys, by its trait `when`; None if it reads the key."""
     other, values = one.component.traits.when.get(key, ("", ()))
     if not other or one.params[other] in values:
         return None

@@ -1,4 +1,4 @@
-"""Key aliases: keys of TRL, verl, prime-rl, OpenRLHF and Trinity-RFT, and what they are called here."""
+"""Key aliases: keys of TRL, verl, prime-rl, OpenRLHF and Trinity-RFT, and the keys that replace them here."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(
         ("deepspeed", "fsdp", "nnodes", "n_gpus_per_node", "num_processes", "ngpus_trainer", "actor_num_gpus_per_node"),
         _fixed(
-            "`retrain train FILE --ranks N` trains on several GPUs; [distributed] shard says what each of them holds"
+            "`retrain train FILE --ranks N` trains on several GPUs; [distributed] shard decides what each GPU stores"
         ),
     ),
     **dict.fromkeys(("max_async_level", "async_level"), _key("[rollout] overlap")),
@@ -288,7 +288,7 @@ def _toml(value: Any) -> str:
 
 
 UNREAD: dict[tuple[str, str], str] = {
-    ("hicra", "use_planning_tokens"): 'transform "hicra" always amplifies planning tokens, and them alone: remove the '
+    ("hicra", "use_planning_tokens"): 'transform "hicra" always amplifies planning tokens and no others: remove the '
     'key, or use "hicra_entropy", which amplifies tokens of high entropy and with this key planning tokens too',
 }
 """(table, key) -> fix for a key that users of another trainer may set although nothing reads it."""
