@@ -97,7 +97,7 @@ def _serve_policy(
     from retrain.serve.policy_endpoint import PolicyEndpoint
     from retrain.system.process import ExitOnSigterm
 
-    warn_of_host(access[0], access[2], "talk to the policy")
+    warn_of_host(access[0], access[2], "send requests to the policy")
     with ExitOnSigterm() as sigterm:
         context = reopen(run, overrides, Lines(), trust=trust)
         try:

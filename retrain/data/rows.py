@@ -373,8 +373,12 @@ def _add_columns(row: dict[str, Any], names: Mapping[str, str], reading: RowForm
         reading: the format of the rows.
     """
     row = dict(row)
-    if names["answer"] == "answer" and "answer" not in row and (truth := column(row, "reward_model.ground_truth")):
-        row["answer"] = truth[0]
+    if (
+        names["answer"] == "answer"
+        and "answer" not in row
+        and (ground_truth := column(row, "reward_model.ground_truth"))
+    ):
+        row["answer"] = ground_truth[0]
     messages: Any = row.get(names["prompt"])
     solution: Any = _last_message(row.get("completion"))
     if names["prompt"] == "messages" and (answer := _last_message(messages, "assistant")) is not None:

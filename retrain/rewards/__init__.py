@@ -1,1 +1,1 @@
-"""Rewards, and the pool of processes that runs them."""
+"""Rewards, and the pool of worker processes that computes them."""

@@ -317,8 +317,8 @@ def _groups(items: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def _spent(result: list[RewardResult]) -> bool:
-    """Return whether a worker must be replaced, because its memory is full, perhaps with garbage of earlier calls."""
-    return any(result.status == "error" and "MemoryError" in result.detail for result in result)
+    """Return True if a worker must be replaced: its memory is full, perhaps with garbage of earlier calls."""
+    return any(one.status == "error" and "MemoryError" in one.detail for one in result)
 
 
 def _repeat_failure(found: list[RewardResult], count: int) -> list[RewardResult]:

@@ -21,6 +21,7 @@ from retrain.system.records import BadRow, Listed, checked, read_records, refusa
 Equivalence = Literal["recorded", "simple", "symbolic"]
 
 _IDS = ("question_id", "index", "id")
+"""Fields that can identify a problem; the first that a row has is used."""
 _AnswerValue = str | int | float
 
 
@@ -45,7 +46,7 @@ class Result:
         key: question_id, index or id of the row; "" if it has none.
         predictions: final answers or whole completions.
         lengths: number of tokens of each prediction.
-        truth: the reference answer.
+        answer: the reference answer.
         recorded: the row's own `correct`; empty if it has none.
         right: True for each prediction that is equivalent to the reference answer.
         failed: number of predictions whose comparison timed out or raised an error; they count as wrong.
@@ -55,7 +56,7 @@ class Result:
     key: str
     predictions: tuple[str, ...]
     lengths: tuple[int, ...]
-    truth: str
+    answer: str
     recorded: tuple[bool, ...] = ()
     right: tuple[bool, ...] = ()
     failed: int = 0
@@ -171,13 +172,13 @@ def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
     """Return the results with `right` and `failed`."""
     use_recorded = equivalence == "recorded"
     simple = [
-        r.recorded if use_recorded and r.recorded else tuple(simple_equal(text, r.truth) for text in r.predictions)
+        r.recorded if use_recorded and r.recorded else tuple(simple_equal(text, r.answer) for text in r.predictions)
         for r in results
     ]
     verdicts: dict[tuple[int, int], bool | None] = {}
     if equivalence == "symbolic":
         open_ = [(i, j) for i, right in enumerate(simple) for j, equal in enumerate(right) if not equal]
-        pairs = [(results[i].predictions[j], results[i].truth) for i, j in open_]
+        pairs = [(results[i].predictions[j], results[i].answer) for i, j in open_]
         verdicts = dict(zip(open_, _symbolic(pairs), strict=True))
     judged: list[Result] = []
     for i, r in enumerate(results):
@@ -188,13 +189,13 @@ def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
 
 
 def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
-    """Compare (prediction, truth) pairs with math-verify, each with a timeout; None for a comparison that failed."""
+    """Compare (prediction, answer) pairs with math-verify, each with a timeout; None for a comparison that failed."""
     if not pairs:
         return []
     reward = find("reward", "boxed_math").bind({"equivalence": "symbolic", "require_box": False, "value": False})
     # Only the text after the last #### is compared, as in the simple normal form.
     finals = [[text.rpartition("####")[2] for text in pair] for pair in pairs]
-    items = [{"completion": found, "answer": truth} for found, truth in finals]
+    items = [{"completion": found, "answer": answer} for found, answer in finals]
     with RewardPool([(reward, 1.0)], max_failed=1.0) as pool:
         return [score.correct for score in pool.score(items)]
 
@@ -226,9 +227,9 @@ def _pairs(results: Sequence[Result], base: Sequence[Result]) -> list[tuple[Resu
     if not pairs:
         raise DataError(f"{results[0].place} and {base[0].place}: no problem in common; compare by {', '.join(_IDS)}")
     for one, other in pairs:
-        if not simple_equal(one.truth, other.truth):
+        if not simple_equal(one.answer, other.answer):
             raise DataError(
-                f"{one.place}: the answer is {one.truth!r}, and {other.truth!r} in {other.place}; "
+                f"{one.place}: the answer is {one.answer!r}, and {other.answer!r} in {other.place}; "
                 "these are different problems: give the rows different ids"
             )
     return pairs
