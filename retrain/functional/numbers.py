@@ -6,7 +6,8 @@ r"""Parse numbers in the notations that people and models use.
     exponent = "e" or "E", a sign or none, and up to three digits
 
 \frac{1}{2}, \dfrac12 and U+00BD are fractions. 12{,}345, 12\,345, 12'345 and a narrow space (U+202F) separate thousands.
-Unicode's minus signs and dashes are signs, except for the em dash. Digits are ASCII digits.
+In a longer text, a space does so as well. Unicode's minus signs and dashes are signs, except for the em dash. Digits are
+ASCII digits.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -23,29 +24,43 @@ _NUMBER = re.compile(
 _FRAC = re.compile(
     r"([-+\u2212]?)\\[dtc]?frac(?:\s*\{\s*([-\u2212]?\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s*(\d)\s*(\d))", re.ASCII
 )
-_ASCII = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\ufe63\uff0d", "-") | dict.fromkeys("\u2044\u2215", "/"))
-"""Maps dashes and fraction bars of Unicode to ASCII."""
+_ROOT, _TIMES, _PI = "\u221a", "\u00d7", "\u03c0"
+_PLAIN = str.maketrans(
+    dict.fromkeys("\u2010\u2011\u2012\u2013\ufe63\uff0d", "-")
+    | dict.fromkeys("\u2044\u2215", "/")
+    | dict.fromkeys("\u2217\u2219\u22c6\u2715\u2716\u2a2f", _TIMES)
+    | dict.fromkeys("\u00b1\u2213\u221b\u221c\u2260", _ROOT)
+)
+"""Maps dashes and fraction bars of Unicode to ASCII, and signs of one meaning for a number to one of them."""
 _VULGAR = re.compile(r"(\d?)([\u00bc-\u00be\u2150-\u215e])", re.ASCII)
 _THOUSANDS = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'\u2019](?=\d{3}(?!\d))", re.ASCII)
-_ROOT, _TIMES = "\u221a", "\u00d7"
 _COMMANDS = (
     (re.compile(r"\\sqrt\s*(?:\[[^\[\]]*\])?|\\[dtc]?frac[^\n]{1,100}?\}\s*(?=\{)"), _ROOT),
+    (re.compile(r"\\(?:pm|mp|neq?|not\s*=)(?![a-z])\s*"), _ROOT),
     (re.compile(r" ?\\(?:times|cdot|div)(?![a-z]) ?"), _TIMES),
+    (re.compile(r"\\pi(?![a-z])"), _PI),
     (re.compile(r"\{\\,\}|\\,"), ","),
     (re.compile(r"\\!|(?<=\d)\\[;: ](?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\\$"), "$"),
 )
 """LaTeX commands that are part of a number or change the value of the number after them, and their replacements.
-Fractions that are not read as numbers are treated like roots."""
-_OPERATOR = re.compile(rf"(?<=[0-9)}}])( *)([*/^+\u00b7\u22c5\u00f7{_TIMES}\u2212])\1(?=[-\u2212.0-9({{{_ROOT}])")
+Fractions that are not read as numbers, plus-minus and not-equal are treated like roots."""
+_OPERATOR = re.compile(
+    rf"(?<=[0-9)}}])(?:( *)[*+\u2212]\1| *[/^\u00b7\u22c5\u00f7{_TIMES}] *)(?=[-\u2212.0-9({{{_ROOT}])"
+)
+"""Operator between numbers. Unequal spaces around some of them are rather those of a list or of Markdown."""
+_SPACED_SIGN = re.compile(r"([=(\[{\u2248] *[-\u2212]|(?:^|[^\d)}\]\s]) *\u2212) +(?=[.\d])", re.ASCII)
+_AFTER_ROOT = re.compile(rf"(?<={_ROOT})\s+(?=[-\u2212.0-9])")
 _BRACKET = re.compile(rf"(?<=[-\u2212^{_ROOT}{_TIMES}])[({{]+(?=[-+\u2212]?[.0-9])")
 _JOINING = frozenset(f".,:/^%+-\u2212\u00b0_{_ROOT}{_TIMES}")
 """Characters that join the characters around them into one token, which as a whole is a number or is not."""
 _SPLIT = re.compile(r"(?<=[^\W\d])[.,:/%]+(?=[-+\u2212]?\d)")
 _NAME = re.compile(r"[^\W\d]")
-_UNIT = re.compile(r"(?:%|\u00b0[A-Za-z]*|[^\W\d_\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209f]+)\Z")
+_UNIT = re.compile(rf"(?:%|\u00b0[A-Za-z]*|[^\W\d_{_PI}\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209f]+)\Z")
 _BEFORE_FRACTION = re.compile(r"(?:^|[^\w.,:/^%+\-\u2212\u00b0])([-+\u2212]?\d+) \Z", re.ASCII)
-_POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w(+-])")
+_POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w(+-])|(?<=[\d)]) \*\* (?=[\d(])", re.ASCII)
+_GROUP = re.compile(r"\d{3}(?![\d/])", re.ASCII)
+_BEFORE_GROUP = re.compile(r"(?:^|[^\w.,:/^%+\-\u2212\u00b0])([-+\u2212]?\d{1,3}(?: \d{3})*) \Z", re.ASCII)
 _MAX_LENGTH = 1000
 """Maximum number of characters of a number. Python refuses to parse more than 4,300 digits."""
 
@@ -89,10 +104,14 @@ def _number_in(part: str, before: str) -> str | None:
 
     Args:
         part: the part.
-        before: the text before it. A whole number there belongs to a fraction in the part: 1 1/2.
+        before: the text before it. A whole number there belongs to a fraction in the part (1 1/2), and one of up to
+            three digits to a group of three digits (1 000).
     """
+    before = before[-_MAX_LENGTH:]
     if "/" in part and (whole := _BEFORE_FRACTION.search(before)):
         part = f"{whole[1]} {part}"
+    elif _GROUP.match(part) and (groups := _BEFORE_GROUP.search(before)):
+        part = groups[1].replace(" ", "") + part
     return next((one for one in (part, _UNIT.sub("", part)) if read_number(one) is not None), None)
 
 
@@ -115,7 +134,7 @@ def _token_around(text: str, position: int) -> tuple[int, int]:
 def _normalized(text: str) -> str:
     """Return the text with fractions, signs, powers and thousands in plain notation, and operators without spaces."""
     if not text.isascii():
-        text = _VULGAR.sub(_vulgar, text).translate(_ASCII)
+        text = _VULGAR.sub(_vulgar, text).translate(_PLAIN)
     if "\\" in text:
         text = _FRAC.sub(_fraction, text)
         for pattern, plain in _COMMANDS:
@@ -123,9 +142,15 @@ def _normalized(text: str) -> str:
     if "{" in text:
         text = text.replace("{,}", ",").replace("^{", "^").replace("_{", "_")
     text = _THOUSANDS.sub("", _POWER.sub("^", text) if "**" in text else text)
-    return _BRACKET.sub(
-        "", _OPERATOR.sub(lambda found: found[2] if not found[1] and found[2] in "/^+\u2212" else _TIMES, text)
-    )
+    text = _SPACED_SIGN.sub(r"\1", text)
+    if not text.isascii():
+        text = re.sub(rf" (?={_PI})", "", _AFTER_ROOT.sub("", text))
+    return _BRACKET.sub("", _OPERATOR.sub(lambda found: found[0] if found[0] in "/^+\u2212" else _TIMES, text))
+
+
+def is_fraction(text: str) -> bool:
+    """Return whether a number is written as a fraction, and not as a whole number or decimal."""
+    return "/" in _normalized(text)
 
 
 def _vulgar(found: re.Match[str]) -> str:

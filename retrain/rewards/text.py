@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from retrain.functional.numbers import last_number, read_number
+from retrain.functional.numbers import is_fraction, last_number, read_number
 from retrain.registry import reward
 
-_TOLERANCE = 1e-6
+_TOLERANCE = Fraction(1, 10**6)
 """Relative tolerance of the reward `number` for decimals."""
 
 
@@ -66,7 +66,7 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
 
     `retrain.functional.numbers` defines the accepted formats, which include fractions. Numbers are compared
     exactly, with one exception: if y is not a whole number and x or y is written as a decimal,
-    |x - y| <= 1e-6 * max(1, |y|) suffices. The answer must be one number, or end with `#### NUMBER`.
+    |x - y| <= 1e-6 * |y| suffices. The answer must be one number, or end with `#### NUMBER`.
 
     Args:
         tolerance: accept |x - y| <= tolerance * max(1, |y|) for all numbers; if unset, the rule above applies.
@@ -77,9 +77,10 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
     found = None if written is None else read_number(written)
     if found is None or found == expected:
         return float(found is not None)
-    decimal = expected.denominator > 1 and ("/" not in reference(answer) or "/" not in str(written))
-    relative = Fraction(_TOLERANCE if decimal else 0) if tolerance is None else Fraction(tolerance)
-    return float(abs(found - expected) <= relative * max(1, abs(expected)))
+    if tolerance is not None:
+        return float(abs(found - expected) <= Fraction(tolerance) * max(1, abs(expected)))
+    decimal = expected.denominator > 1 and not (is_fraction(reference(answer)) and is_fraction(str(written)))
+    return float(decimal and abs(found - expected) <= _TOLERANCE * abs(expected))
 
 
 @reward("format", correctness=False)

@@ -96,6 +96,7 @@ JOINTS = (
         "\u00d7",
         "\u00b7",
     ),
+    *(" /", "/ ", "\u2219", " \u00b1 ", " \u2260 ", r" \pm ", r" \neq ", " ** "),
     *("/\u221a", r"\sqrt{", r" \cdot ", r"\times", "^(", "*(", "*-", r"\frac{x}{"),
 )
 BEFORE = ("", "so ", "x = ", "The answer is ", "12 + 7 = ", "**", r"\boxed{", "(", "we get: ", "H2O ... ", "3, then ")
@@ -106,15 +107,27 @@ def test_numbers_are_those_of_fractions():
     rng = random.Random(0)
     for _ in range(COUNT):
         (left, x), (right, y) = written(rng), written(rng)
-        if rng.random() < 0.4:  # the same value in two forms, or nearly
+        if (draw := rng.random()) < 0.3:
             right, y = left, x
+        elif draw < 0.5:  # nearly the same value
+            y = x + Fraction(rng.choice((-1, 1)), 10 ** rng.randint(4, 9))
+            right = rng.choice(("{}/{}", r"\frac{{{}}}{{{}}}")).format(y.numerator, y.denominator)
         before, behind = rng.choice(BEFORE), rng.choice(BEHIND)
         assert read_number(left) == x, left
         completion = before + left + behind
         assert read_number(str(last_number(completion))) == x, completion
         decimal = y.denominator > 1 and ("/" not in right.replace("frac", "/") or "/" not in left.replace("frac", "/"))
-        near = abs(x - y) <= (Fraction(1e-6) * max(1, abs(y)) if decimal else 0)
+        near = abs(x - y) <= (Fraction(1, 10**6) * abs(y) if decimal else 0)
         assert number(completion, right) == near, (completion, right)
+
+
+@pytest.mark.parametrize("space", [" ", "\u202f", r"\,"])
+def test_a_space_separates_groups_of_three_digits(space):
+    rng = random.Random(2)
+    for _ in range(COUNT // 10):
+        whole = rng.randrange(1000, 10 ** rng.randint(4, 12))
+        text = f"so {whole:,}".replace(",", space) + rng.choice(BEHIND)
+        assert read_number(str(last_number(text))) == whole, text
 
 
 def test_what_is_no_number_is_never_one():
