@@ -132,12 +132,14 @@ def new_root(visible: Iterable[str]) -> None:
 
 def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """Return the real paths to mount, none below another, and {given path: real path} for paths that need a symbolic
-    link."""
+    link. A path below one of these links needs none, because the link leads to it."""
     wanted = {os.path.abspath(path): os.path.realpath(path) for path in visible if os.path.exists(path)}
     real = set(wanted.values())
     binds = sorted(path for path in real if not _below(path, real - {path}))
-    shown = [*binds, *TEMPORARY, "/proc"]
-    links = {path: to for path, to in wanted.items() if path != to and path not in shown and not _below(path, shown)}
+    links: dict[str, str] = {}
+    for path, real in sorted(wanted.items()):
+        if path != real and path not in (*binds, *TEMPORARY, "/proc") and not _below(path, (*binds, *links, "/proc")):
+            links[path] = real
     return binds, links
 
 
@@ -162,7 +164,7 @@ def _hide(hidden: set[str], readable: Iterable[str]) -> None:
         call("mount", b"tmpfs", path.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, options)
     for path, tree in trees.items():
         _attach(tree, path)
-    for path, real in wanted.items():
+    for path, real in sorted(wanted.items()):
         if not os.path.lexists(path):  # the path was a symbolic link inside a hidden directory
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).symlink_to(real)

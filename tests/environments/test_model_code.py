@@ -15,7 +15,7 @@ import pytest
 from retrain.environments.contract import Limits
 from retrain.environments.env_pool import EnvPool, Launch
 from retrain.environments.env_process import Hello
-from retrain.system import event_loop, model_code
+from retrain.system import event_loop, model_code, sandbox
 from retrain.system.sandbox import missing
 from retrain.system.worker_process import Containment
 
@@ -346,6 +346,23 @@ def test_a_machine_without_namespaces_has_no_method():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     method, reason = ast.literal_eval(done.stdout)
     assert (method, bool(reason)) == ("", True)
+
+
+def test_a_path_below_a_link_is_reached_through_it(tmp_path):
+    packages = tmp_path / "real" / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    seen = [str(tmp_path / "link" / "lib" / "site-packages"), str(tmp_path / "link")]
+    assert sandbox.layout(seen) == ([str(tmp_path / "real")], {str(tmp_path / "link"): str(tmp_path / "real")})
+
+
+def test_an_environment_behind_a_link_has_a_method(tmp_path):
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    python = tmp_path / ".venv" / Path(sys.executable).relative_to(sys.prefix)
+    command = [str(python), "-P", "-m", "retrain.system.model_code"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.strip() == model_code.method()[0] != "", done.stderr
 
 
 def test_the_method_is_bubblewrap_where_it_works(monkeypatch, tmp_path):
