@@ -298,12 +298,16 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
     Raises:
         ConfigError: there is no run at this path, or it has no weights yet.
     """
+
+    def warn(text: str) -> None:
+        observe("message", {"text": text, "level": "warning"})
+
     if (target / CONFIG).is_file():
         plain_files(target, deep=False)
         if (target / "model" / "config.json").is_file():
             plain_files(target / "model")
             return target, None
-        found = checkpoint.newest(target / "checkpoints", lambda text: observe("message", {"text": text}), own=False)
+        found = checkpoint.newest(target / "checkpoints", warn, own=False)
         if found is not None:
             return target, found[1]
         problem, fix = "has neither a final model nor a checkpoint yet", "wait for the first one"

@@ -73,3 +73,14 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(tmp_path
         reopen(tmp_path / "run" / "checkpoints" / "step-000075", (), silent)
     with pytest.raises(ConfigError, match="give runs/NAME or"):
         reopen(tmp_path / "nothing", (), silent)
+
+
+def test_an_older_checkpoint_is_used_with_a_warning(train):
+    run = train("training.max_steps=4", "checkpoint.every=2")
+    (run / "model" / "config.json").unlink()
+    (run / "checkpoints" / "step-000004" / "manifest.json").write_text("{}")
+    seen = []
+    context = reopen(run, (), lambda event, details: seen.append((event, details)))
+    context.close()
+    assert context.steps == 2
+    assert any("falling back" in details["text"] and details["level"] == "warning" for _, details in seen[:1])
