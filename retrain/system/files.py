@@ -22,6 +22,8 @@ SUMS = "SHA256SUMS"
 _MAX_SIZE, _ALWAYS_UNPACKED, _MAX_RATIO, _CHUNK = 2 << 30, 64 << 20, 100, 1 << 20
 """Limits of `read_plain`: bytes of the content; bytes that any compressed file may unpack to; ratio of unpacked to
 compressed size for more. Bytes of one read."""
+_MAX_SUMS = 16 << 20
+"""Maximum size of SHA256SUMS in bytes."""
 NO_FILE_FIX = "check the path, which is relative to the working directory"
 
 
@@ -203,24 +205,30 @@ def open_plain(path: Path) -> BinaryIO:
     return file
 
 
-def read_plain(path: Path) -> bytes:
+def read_plain(path: Path, max_size: int = _MAX_SIZE) -> bytes:
     """Read a regular file, and decompress its content if its name ends in .gz.
 
+    Args:
+        path: the file.
+        max_size: maximum size of the content in bytes.
     Raises:
-        OSError: see `open_plain`; or the content is larger than 2 GB; or a compressed file unpacks to more than 64 MB
-            and more than 100 times its size. Rollouts never compress that well.
+        OSError: see `open_plain`; or the content is larger than `max_size`; or a compressed file unpacks to more than
+            64 MB and more than 100 times its size. Rollouts never compress that well.
         EOFError, zlib.error: the compressed data is damaged.
     """
     with open_plain(path) as file:
         size, compressed = os.fstat(file.fileno()).st_size, path.suffix == ".gz"
-        limit = min(_MAX_SIZE, max(_ALWAYS_UNPACKED, _MAX_RATIO * size)) if compressed else _MAX_SIZE
+        limit = min(max_size, max(_ALWAYS_UNPACKED, _MAX_RATIO * size)) if compressed else max_size
         source: Any = gzip.GzipFile(fileobj=file) if compressed else file
+        too_large = OSError(errno.EFBIG, f"it holds more than {limit >> 20:,} MB", str(path))
+        if size > limit:
+            raise too_large
         parts, length = list[bytes](), 0
         while part := source.read(_CHUNK):
             parts.append(part)
             length += len(part)
-            if length > limit:
-                raise OSError(errno.EFBIG, f"it holds more than {limit >> 20:,} MB", str(path))
+            if length > limit:  # unpacked, or the file grows
+                raise too_large
         return b"".join(parts)
 
 
@@ -232,7 +240,7 @@ def sha256(path: Path) -> str:
 
 def _sum_lines(folder: Path) -> list[str]:
     file = folder / SUMS
-    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    return read_plain(file.resolve(), _MAX_SUMS).decode(errors="replace").splitlines() if file.is_file() else []
 
 
 def check_sums(folder: Path, fix: str) -> None:
@@ -242,13 +250,15 @@ def check_sums(folder: Path, fix: str) -> None:
         folder: the folder.
         fix: how to get the files again, for the error.
     Raises:
-        StorageError: a file is missing or has another hash. The error names the file.
+        StorageError: a file is missing, is outside of the folder or has another hash. The error names the file.
     """
     fix = f"{fix}, or delete {folder / SUMS} if the change is yours"
     try:
         for line in _sum_lines(folder):
             digest, _, name = line.partition("  ")
-            if not name or sha256(folder / name) != digest:
+            if os.path.isabs(name) or ".." in Path(name).parts or not (folder / name).is_file():  # a device has no end
+                raise StorageError(f"{folder}: {SUMS} names {name!r}, which is not a file in this folder; {fix}")
+            if sha256(folder / name) != digest:
                 raise StorageError(f"{folder / name}: its SHA-256 hash differs from that in {SUMS}; {fix}")
     except (OSError, ValueError) as error:  # ValueError: the name has a null byte
         raise StorageError(f"{folder}: {SUMS} cannot be checked ({error}); {fix}") from error

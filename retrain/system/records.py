@@ -26,6 +26,8 @@ BadRow if it could not be parsed."""
 
 _MAX_LINE = 1_000_000
 """Maximum length of a line in bytes. A longer line is an error and is not read as a whole, to limit memory."""
+_MAX_OBJECT = 64 << 20
+"""Maximum size in bytes of a JSON file with one object, whose parsed form can be twenty times as large."""
 _MAX_LISTED = 20
 """Maximum number of bad rows that an error lists."""
 _MAX_REASON = 500
@@ -266,10 +268,10 @@ def read_object(path: Path, schema: TypeAdapter[T]) -> T:
     """Read a JSON file and validate its value against a schema; a file that does not exist counts as {}.
 
     Raises:
-        StorageError: the file cannot be read, or its value does not fit the schema.
+        StorageError: the file cannot be read or is larger than 64 MB, or its value does not fit the schema.
     """
     try:
-        return checked(schema, parse_json(read_plain(path)))
+        return checked(schema, parse_json(read_plain(path, _MAX_OBJECT)))
     except (FileNotFoundError, NotADirectoryError):
         return checked(schema, {})
     except (OSError, ValueError) as error:

@@ -13,6 +13,7 @@ from retrain.report.charts import stacked_chart
 from retrain.report.model_card import CardFacts, render_adapter_card, render_card
 from retrain.report.page import Table, fill
 from retrain.storage.run_files import read_rows
+from retrain.system.records import read_json
 
 REFRESH = '<meta http-equiv="refresh" content="0;url=http://evil">'
 
@@ -75,3 +76,12 @@ def test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path):
     bomb.write_bytes(gzip.compress(b" " * (70 << 20)))
     with pytest.raises(StorageError, match="holds more than 64 MB"):
         read_rows(bomb)
+
+
+@pytest.mark.parametrize(("name", "read"), [("status.json", read_json), ("metrics.jsonl", read_rows)])
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path, name, read):
+    huge = tmp_path / name
+    huge.touch()
+    os.truncate(huge, 1 << 40)
+    with pytest.raises(StorageError, match="holds more than"):
+        read(huge)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from retrain.system.files import published, staged
+from retrain.errors import StorageError
+from retrain.system.files import SUMS, check_sums, published, staged
 
 
 def mode(path):
@@ -39,3 +40,14 @@ def test_more_permissions_stay_as_they_were_written(tmp_path):
         stage.write_text("#!/bin/sh")
         stage.chmod(0o755)
     assert mode(tmp_path / "tool") == 0o755
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "pipe", "gone", ""])
+def test_hashes_are_those_of_files_in_the_folder(tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "outside").write_text("x")
+    os.mkfifo(folder / "pipe")
+    (folder / SUMS).write_text(f"{0:064x}  {name}\n")
+    with pytest.raises(StorageError, match="is not a file in this folder"):
+        check_sums(folder, "download it again")
