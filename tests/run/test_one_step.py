@@ -39,7 +39,7 @@ MODELS = (
     *("engines/embedded/fused.py", "engines/embedded/general.py"),
     *PUT_IN,
 )
-MOST = 14
+MOST = 16
 
 
 class Trace:
