@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 HIDDEN = "(hidden)"
 """Replacement for a value that looks secret."""
@@ -17,7 +18,7 @@ _MIN_LENGTH = 8
 """Minimum length of a variable's value that is masked in texts. Shorter values, such as "none", are ordinary words."""
 
 _SECRET_WORD = re.compile(
-    "auth|authorization|bearer|cookies?|cred|dsns?|jwts?|oauth|otp|passwd|pwd|webhooks?"
+    "auth|authorization|bearer|cookies?|cred|dsns?|jwts?|mnemonic|oauth|otp|passwd|pwd|webhooks?"
     r"|\w*(?:credential|creds|passcode|passphrase|password|secret)s?"
     "|(?:access|api|app|auth|bot|csrf|db|deploy|encryption|gh|git|hf|hub|master|private|session|signing|ssh|user)"
     "(?:key|pass|token)s?"
@@ -25,10 +26,11 @@ _SECRET_WORD = re.compile(
 """Words that only names of secrets contain, at any position."""
 _SECRET_PHRASE = re.compile(
     r"\b(access|api|deploy|encryption|hub|master|private|session|signing|ssh|subscription|account) (key|token)s?\b"
-    r"|\b(bot|id|refresh|user) tokens?\b|\bconnection (string|url|uri)s?\b|\bhook (address|uri|url)s?\b"
+    r"|\b(bot|id|refresh|user) tokens?\b|\bconn(ection)? (str|string|url|uri)s?\b|\bhook (address|uri|url)s?\b"
+    r"|\b(recovery|seed) (code|phrase)s?\b|\bid (dsa|ecdsa|ed|rsa)\b"
 )
 """Sequences of words that only names of secrets contain."""
-_SECRET_LAST_WORD = re.compile("headers?|keys?|pass|pat|tokens?")
+_SECRET_LAST_WORD = re.compile("headers?|keys?|pass|pat|psk|pw|tokens?")
 """Last words of a secret's name that other names have as well, such as `stop_token`. Of their values only texts that
 are not paths are masked."""
 _HARMLESS_QUALIFIER = re.compile(
@@ -54,7 +56,8 @@ _KNOWN_TOKEN = re.compile(
     r"|pypi-[\w-]{30,}|gsk_[A-Za-z0-9]{20,}|nvapi-[\w-]{20,}|r8_[A-Za-z0-9]{30,}"
     r"|dapi[0-9a-f]{32}|dop_v1_[0-9a-f]{20,}|AGE-SECRET-KEY-1[0-9A-Z]{20,}|GOCSPX-[\w-]{12,}|whsec_[\w+/=]{12,}"
     r"|shp(?:at|ca|pa|ss)_[A-Za-z0-9]{12,}|SG\.[\w-]{12,}\.[\w-]{12,}|hv[bs]\.[\w-]{12,}|ya29\.[\w-]{12,}"
-    r"|tskey-[a-z]+-[\w-]{12,}"
+    r"|tskey-[a-z]+-[\w-]{12,}|(?:pplx|tvly|xai)-[\w-]{20,}|key-[0-9a-f]{32}|dckr_pat_[\w-]{20,}|fig[dou]_[\w-]{20,}"
+    r"|lsv2_[a-z]{2}_\w{20,}|sntry[su]_[\w+/=]{12,}|lin_api_\w{20,}|ATATT3[\w-]{20,}"
     r"|eyJ[\w-]{4,400}\.eyJ[\w.-]+"
     rf"|-----BEGIN [A-Z ]{{0,30}}PRIVATE KEY-----{_CHAR}*?(?:-----END [A-Z ]{{0,30}}PRIVATE KEY-----|(?!{_CHAR}))"
     r")"
@@ -250,10 +253,27 @@ def _environment_secrets() -> Iterable[str]:
 
 @lru_cache(8)
 def _spellings(values: tuple[str, ...]) -> list[str]:
-    """Return every line of the values as it is, escaped as in Python and JSON, and percent-encoded as in a URL."""
+    """Return every line of the values as it is, escaped as in Python, JSON and a URL, and in base64."""
     lines = {line.strip() for value in values if not _is_path(value) for line in value.splitlines()}
-    found = {form for line in lines for form in (line, repr(line)[1:-1], json.dumps(line)[1:-1], quote(line, safe=""))}
+    found = {
+        form
+        for line in lines
+        for form in (
+            line,
+            repr(line)[1:-1],
+            json.dumps(line)[1:-1],
+            quote(line, safe=""),
+            quote_plus(line),
+            _base64(line),
+        )
+    }
     return sorted((form for form in found if len(form) >= _MIN_LENGTH), key=len, reverse=True)
+
+
+def _base64(line: str) -> str:
+    return (
+        base64.b64encode(line.encode(errors="surrogateescape")).decode().rstrip("=") if len(line) >= _MIN_LENGTH else ""
+    )
 
 
 def _is_path(value: str) -> bool:

@@ -16,6 +16,7 @@ from retrain.system.masking import HIDDEN, hide_named, literal_secrets, looks_se
         *("passwords", "tokens", "api_keys", "private_key_pem", "signing_key_b64", "token_text", "header", "headers"),
         *("private_key_passage", "webhook_url", "AWS_ACCESS_KEY_ID", "sshKeyMaterial", "key_b64", "id_token"),
         *("dbpassword", "authtoken", "hftoken", "masterkey", "mysecrets", "passcode", "connection_string", "dsn"),
+        *("conn_str", "seed_phrase", "recovery_codes", "id_rsa", "id_ed25519", "db_pw", "wifi_psk"),
     ],
 )
 def test_words_of_secrets(name):
@@ -131,7 +132,21 @@ LONG = f"{CANARY}aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW"
         ),
         *(
             f"{prefix}{LONG}"
-            for prefix in ("SG.aB3dE5fG7hJ9.", "hvs.", "ya29.", "shpat_", "whsec_", "pplx-", "HF_", "")
+            for prefix in (
+                "dckr_pat_",
+                "lsv2_pt_",
+                "sntryu_",
+                "ATATT3",
+                "tvly-",
+                "SG.aB3dE5fG7hJ9.",
+                "hvs.",
+                "ya29.",
+                "shpat_",
+                "whsec_",
+                "pplx-",
+                "HF_",
+                "",
+            )
         ),
         *(f"{word} {CANARY}" for word in ("password:", "api_key:", "--api-key", "--token", "password =", "ApiKey")),
         f"https://h/x?token%3D{CANARY}",
@@ -195,6 +210,9 @@ def test_values_of_variables_are_hidden_wherever_they_turn_up(monkeypatch, tmp_p
     assert masked(f"{CANARY}-3") == f"{CANARY}-3"
     assert secret_from("OTHER") == f"{CANARY}-3"
     assert masked(f"{CANARY}-3") == HIDDEN
+    monkeypatch.setenv("PHRASE_SECRET", "correct horse battery")
+    for form in ("correct+horse+battery", "correct%20horse%20battery", "Y29ycmVjdCBob3JzZSBiYXR0ZXJ5"):
+        assert masked(f"say {form}") == f"say {HIDDEN}"
     assert masked(f"EMPTY {tmp_path}") == f"EMPTY {tmp_path}"
 
 
