@@ -1,4 +1,4 @@
-"""Templates that show columns of a row of data, each as {name} or, nested, {name.inner}."""
+"""Templates with placeholders for columns of a row of data: {name}, or {name.inner} for a nested column."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
-"""A column in a template; empty braces do not name one."""
+"""A placeholder in a template. Empty braces are plain text."""
 
 
 def column(row: Mapping[str, Any], name: str) -> list[Any]:
-    """Return the value at a dotted name in a list of one; an empty list without it."""
+    """Return a list with the value at a dotted name; an empty list if the row has no such value."""
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -22,5 +22,5 @@ def column(row: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as a template shows it: text as it is, everything else as JSON."""
+    """Return a value as a template shows it: a text unchanged, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -17,7 +17,7 @@ _SCORE = (
     r"(?i)[*_#\s]*(?:final\s+)?score\s*(?:\([^()]*\))?[*_:=\s]*"
     r"(-?\d+(?:[.,]\d+)?)(?:\s*(?:/|out\s+of)\s*\d+)?[*_.\s]*\Z"
 )
-"""A line that is a score and nothing else: "Score: 7", "**Final score (0-10): 7.5/10**"."""
+"""A line that consists of a score, such as "Score: 7" or "**Final score (0-10): 7.5/10**"."""
 
 
 @reward(
@@ -34,16 +34,17 @@ _SCORE = (
 class Judge(JudgeEndpoint):
     """Score in [0, 1] by another language model: s = (x - lowest) / (highest - lowest), x the number in its answer.
 
-    With a rubric of criteria k: sum_k w_k s_k / sum_{k: w_k > 0} w_k, each criterion judged on its own. A criterion of
-    negative weight is a fault, which lowers the score as far as it is met.
+    With a rubric, the judge scores each criterion k in a request of its own, and the score is
+    sum_k w_k s_k / sum_{k: w_k > 0} w_k. A criterion with a negative weight describes a fault, so meeting it lowers
+    the score.
 
-    A judge that gives no answer after all retries, or one without a score on its scale, has failed: the completion is
-    left out of training, also if that is so for a single criterion. A row whose rubric is an empty list gets no score.
+    The completion is not trained on if, after all retries, the judge has not answered with a score on its scale; with
+    a rubric, if one criterion has no such score. A row whose rubric is an empty list gets no score.
 
     Args:
-        pattern: regular expression whose first group is the score. It must match the last line of the answer, from its
-            beginning, and only once: what the judge quotes before that is not read.
-        json_field: read the score from this field of the JSON object that ends the answer instead.
+        pattern: regular expression whose first group is the score. It must match the last line of the judge's answer
+            exactly once, from the start of the line. Earlier lines, which may quote the completion, are ignored.
+        json_field: read the score from this field of the JSON object at the end of the answer, instead of `pattern`.
     References: Gunjal et al., Rubrics as Rewards, arXiv:2507.17746 (explicit aggregation).
     """
 
@@ -65,7 +66,7 @@ class Judge(JudgeEndpoint):
         return reward_of(criteria, scores) if criteria else None
 
     def _usual(self, reference: bool, rubric: bool) -> str:
-        """The question if `prompt` is unset."""
+        """Return the template of the question if `prompt` is unset."""
         ends = ("not met", "fully met") if rubric else ("wrong", "right and complete")
         parts = [
             f"Grade an answer to a question{' by one criterion' * rubric}.",
@@ -80,7 +81,7 @@ class Judge(JudgeEndpoint):
         return "\n\n".join(parts)
 
     def _score(self, answer: str) -> float:
-        """Parse the score of an answer, scaled to [0, 1]; ValueError without a readable score."""
+        """Parse the score of an answer and scale it to [0, 1]; raise ValueError if there is no valid score."""
         if self.json_field:
             value = _final_object(answer, self.json_field)
         else:
@@ -91,7 +92,10 @@ class Judge(JudgeEndpoint):
 
 
 def _final_object(text: str, key: str) -> Any:
-    """The value of `key` in the JSON object that ends a text, in a fenced block or not; None without one."""
+    """Return the value of `key` in the JSON object at the end of a text; None if there is none.
+
+    The object may be in a fenced block.
+    """
     text, decoder = text.rstrip("` \n\t\r"), json.JSONDecoder(object_pairs_hook=_once)
     for start in (found.start() for found in re.finditer(r"\{", text)):
         try:
@@ -104,8 +108,8 @@ def _final_object(text: str, key: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a JSON object; ValueError if it has one twice."""
+    """Return the fields of a JSON object; raise ValueError if a field occurs twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a field stands twice")
+        raise ValueError("a field occurs twice")
     return fields

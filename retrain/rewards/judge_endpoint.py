@@ -1,4 +1,4 @@
-"""Questions to a language model that judges, behind an endpoint that speaks OpenAI's chat API."""
+"""Client of a judge: a language model at an endpoint with OpenAI's chat API, which scores completions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ from retrain.system.records import BadRow
 
 T = TypeVar("T")
 SENDS = {"base_url": "sends prompts, completions and the key of api_key_env to a server"}
-"""Trait `reaches` of a reward that asks a judge."""
+"""Trait `reaches` of a reward that sends requests to a judge."""
 
-_TRY_AGAIN = (408, 409, 425, 429)
+_RETRIED = (408, 409, 425, 429)
+"""HTTP status codes below 500 after which a request is repeated."""
+
 _CALL_S = 60.0
 _MAX_BYTES = 1 << 24
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -36,26 +38,26 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 @dataclass(kw_only=True)
 class JudgeEndpoint:
-    """A judge and its questions.
+    """Parameters of a judge, and requests to it.
 
-    Equal questions are asked once. An answer without what is asked for is asked for again. The judge runs outside the
-    sandbox. It reads text of the model that it grades, and training may exploit it.
+    Equal questions are sent once. A request whose answer is invalid is repeated. The reward runs outside the sandbox.
+    The judge reads text of the model that it grades, so training may learn to exploit it.
 
     Args:
-        base_url: "https://.../v1"; no proxy of the environment is used.
-        model: its name there.
-        prompt: the question, with {prompt}, {answer}, what is judged, with a rubric {criterion}, and columns of the row
-            filled in. If it is unset, one is made that fits the other settings.
-        rubric: criteria of every row, each a text or a table of criterion, weight (1, negative for a fault) and name.
-            The judge is asked about each in a request of its own.
-        rubric_field: column with a list of further criteria of the row, dotted if nested.
-        parts: names that criteria of `rubric_field` must have -> weight of each in `reward_parts`.
-        lowest, highest: ends of the judge's scale.
-        api_key_env: name of the environment variable with the key; "" sends none.
-        max_tokens, temperature: of its answer.
-        retries: further attempts after an overload, a lost connection or a missing score.
-        per_minute: most requests per minute; 0 for no limit.
-        cache: folder that keeps answers for later runs; unset: they last as long as the run.
+        base_url: address of the endpoint, "https://.../v1". Proxy settings of the environment are ignored.
+        model: name of the model at the endpoint.
+        prompt: template of the question. Its placeholders are {prompt}, {answer}, the text to judge, {criterion} with
+            a rubric, and columns of the row. Unset: a question that fits the other settings.
+        rubric: criteria for every row. Each is a text, or a table of criterion, weight (default 1; negative for a
+            fault) and name. The judge scores each criterion in a request of its own.
+        rubric_field: column with a list of further criteria for the row; dotted if it is nested.
+        parts: names that criteria of `rubric_field` must have, with the weight of each name in `reward_parts`.
+        lowest, highest: lowest and highest score of the judge's scale.
+        api_key_env: name of the environment variable that contains the API key; "" sends no key.
+        max_tokens, temperature: sampling settings of the judge's answer.
+        retries: number of further attempts after an overload, a lost connection or an invalid answer.
+        per_minute: largest number of requests per minute; 0 for no limit.
+        cache: folder in which answers are stored for later runs. Unset: answers are only reused within the run.
     """
 
     base_url: str
@@ -82,20 +84,21 @@ class JudgeEndpoint:
         self._calls = Calls(_CALL_S, _MAX_BYTES, key_from(self.api_key_env))
 
     def criteria_of(self, problem: Mapping[str, Any]) -> list[Weighted] | None:
-        """The criteria of a problem; None without a rubric, empty if the problem has no criterion."""
+        """Return the criteria of a problem; None without a rubric, an empty list if there are no criteria."""
         return self._rubric.of(problem["extra"]) if self._rubric else None
 
     async def ask_each(
         self, criteria: Sequence[Weighted] | None, question: Callable[[str], str], read: Callable[[str], T], *how: Any
     ) -> list[T]:
-        """Ask about every criterion, together; without a rubric once.
+        """Send one request for each criterion, concurrently; without a rubric a single request.
 
         Args:
-            question: text of a criterion -> the question.
-            read: the judge's answer -> its result; ValueError if it has none.
-            how: settings that change what `read` finds.
+            criteria: the criteria; None without a rubric.
+            question: function from the text of a criterion to the question.
+            read: function from the judge's answer to its result; raises ValueError if the answer is invalid.
+            how: settings on which the result of `read` depends; part of the key of the cache.
         Raises:
-            ValueError: no answer about a criterion has a result; without a rubric the failure of the request itself.
+            ValueError: the request for a criterion failed. Without a rubric, the exception of the request is raised.
         """
         if criteria is None:
             return [await self._request(question(""), read, how)]
@@ -115,24 +118,24 @@ class JudgeEndpoint:
         try:
             return await asyncio.shield(self._known[digest])
         except Exception:
-            self._known.pop(digest, None)  # The next attempt may succeed.
+            self._known.pop(digest, None)  # a later request may succeed
             raise
 
     async def _judged(self, digest: str, body: Mapping[str, Any], read: Callable[[str], T]) -> T:
-        """The result of the answer in the cache, or of a new one."""
+        """Return the result of the cached answer, or of a new answer."""
         file = self._folder / f"{digest}.json" if self._folder else None
         if file and file.exists():
-            with suppress(OSError, ValueError, KeyError, TypeError):  # A damaged entry is requested again.
+            with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged entry is requested again
                 return read(json.loads(file.read_text(encoding="utf-8"))["answer"])
         answer = await self._answer(body, read)
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
-            # The answer may repeat the key.
+            # Masked, because the answer may contain the API key.
             write_text(file, json.dumps({"request": body, "answer": masked(answer)}, ensure_ascii=False))
         return read(answer)
 
     async def _answer(self, body: Mapping[str, Any], read: Callable[[str], object]) -> str:
-        """The judge's first answer that has a result."""
+        """Send a request until the judge gives a valid answer, and return this answer."""
         attempt = 0
         while True:
             try:
@@ -142,7 +145,7 @@ class JudgeEndpoint:
                 read(answer)
                 return answer
             except FAILURES as error:
-                refused = isinstance(error, HttpError) and error.code < 500 and error.code not in _TRY_AGAIN
+                refused = isinstance(error, HttpError) and error.code < 500 and error.code not in _RETRIED
                 if attempt == self.retries or refused:
                     raise
             await asyncio.sleep(0.5 * 2**attempt)
@@ -154,30 +157,32 @@ class JudgeEndpoint:
         await asyncio.sleep(self._next - time.monotonic())
 
     def scaled(self, value: Any, answer: str) -> float:
-        """Return a score of the judge's scale in [0, 1]; ValueError if it is not a number of that scale."""
+        """Scale a score of the judge to [0, 1]; raise ValueError if it is not a number within the judge's scale."""
         try:
             if isinstance(value, bool):
                 raise TypeError
             number = float(value.replace(",", ".") if isinstance(value, str) else value)
         except (TypeError, ValueError):
-            raise ValueError(f"the judge's answer holds no score: {masked(answer)[-200:]!r}") from None
+            raise ValueError(f"the judge's answer has no score: {masked(answer)[-200:]!r}") from None
         if not self.lowest <= number <= self.highest:
             raise ValueError(f"the judge's score {number:g} is not between {self.lowest:g} and {self.highest:g}")
         return (number - self.lowest) / (self.highest - self.lowest)
 
 
 def rubric_in(params: Mapping[str, Any]) -> Rubric:
-    """The rubric in a judge's parameters."""
+    """Return the rubric in a judge's parameters."""
     return Rubric(params["rubric"], params["rubric_field"], params["parts"] or {})
 
 
 def filled(template: str, problem: Mapping[str, Any], own: Mapping[str, str]) -> str:
-    """The template with the prompt, the answer, `own` places and columns of the row.
+    """Replace the placeholders of a template. Placeholders in the inserted texts are not replaced.
 
-    What is filled in is not searched for places.
-
+    Args:
+        template: the template.
+        problem: the problem, for its prompt, its answer and the columns of its row.
+        own: texts of further placeholders, by name.
     Raises:
-        ValueError: the row does not have a column.
+        ValueError: the row lacks a column that the template shows.
     """
     named = {"prompt": question_text(problem["prompt"]), "answer": str(problem["answer"]), **own}
     row: Mapping[str, Any] = problem["extra"]
@@ -193,22 +198,22 @@ def filled(template: str, problem: Mapping[str, Any], own: Mapping[str, str]) ->
 
 
 def question_text(prompt: Any) -> str:
-    """The question without a chat template."""
+    """Return the prompt as text, without a chat template."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(f"{one['role']}: {one['content']}" for one in cast("list[dict[str, str]]", prompt))
 
 
 def last_line(answer: str) -> str:
-    """The last line of a judge's answer: what it quotes before that is not read."""
+    """Return the last line of a judge's answer; earlier lines may quote the completion."""
     return answer.strip().rpartition("\n")[2].strip()
 
 
 def unfit_for(shown: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], str]:
-    """Return the trait `problems` of a judge.
+    """Return the trait `problems` of a judge: a function that describes why a row cannot be judged.
 
     Args:
-        shown: the place of its template that shows what it judges.
+        shown: placeholder of the text to judge: "completion" or "completions".
     """
 
     def unfit(params: Mapping[str, Any], problem: Mapping[str, Any]) -> str:
@@ -226,7 +231,7 @@ def unfit_for(shown: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], st
 
 
 def columns_of(params: Mapping[str, Any]) -> dict[str, float]:
-    """The trait `parts` of a judge."""
+    """Return the value of the trait `parts` of a judge: the weights of the parts of its reward."""
     return rubric_in(params).columns()
 
 
@@ -234,27 +239,27 @@ def check_for(shown: str) -> ComponentCheck:
     """Return the check of a judge's parameters.
 
     Args:
-        shown: the place of its template that shows what it judges.
+        shown: placeholder of the text to judge: "completion" or "completions".
     """
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         if not re.match(r"https?://[^/\s]+", params["base_url"]):
             yield Finding(("base_url",), "is not the address of a server", 'write it as "http://127.0.0.1:8000/v1"')
         if params["lowest"] >= params["highest"]:
-            yield Finding(("highest",), "is not above lowest", "give the ends of the judge's scale")
+            yield Finding(("highest",), "is not above lowest", "set both to the ends of the judge's scale")
         for found in key_mistakes(params["api_key_env"]):
             yield Finding(("api_key_env",), *found)
         rubric = rubric_in(params)
         for place in (shown, "criterion") if rubric else (shown,):
             if params["prompt"] is not None and f"{{{place}}}" not in params["prompt"]:
-                yield Finding(("prompt",), f"does not show the {place}", f"write {{{place}}} where it belongs")
+                yield Finding(("prompt",), f"does not show the {place}", f"add {{{place}}} to the text")
         yield from _rubric_mistakes(rubric)
 
     return check
 
 
 def _rubric_mistakes(rubric: Rubric) -> Iterator[Finding]:
-    """Names that cannot be those of a part, and rubrics without a positive weight."""
+    """Yield an error for each invalid name of a part, and for a rubric without a positive weight."""
     fix = "name it with letters, digits, '_', '-' and '.', as in \"correct\""
     for index, one in enumerate(rubric.fixed):
         name = one.get("name", "correct")
@@ -268,7 +273,7 @@ def _rubric_mistakes(rubric: Rubric) -> Iterator[Finding]:
             yield Finding(("parts", name), f'"{name}" cannot name a part of the reward', fix)
     if rubric.parts and rubric.field is None:
         problem = "names criteria of rubric_field, which is not set"
-        yield Finding(("parts",), problem, "set rubric_field, or give the criteria of rubric names of their own")
+        yield Finding(("parts",), problem, "set rubric_field, or set the field name of each criterion in rubric")
     if rubric.fixed and rubric.field is None and not any(one.weight > 0 for one in rubric.named()):
         problem = "has no criterion with a positive weight"
-        yield Finding(("rubric",), problem, "give the reward something to gain: one weight > 0 at least")
+        yield Finding(("rubric",), problem, "set at least one weight > 0")

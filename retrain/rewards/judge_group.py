@@ -18,8 +18,9 @@ from retrain.rewards.rubric import reward_of
 from retrain.system.masking import masked
 
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Letters of a mark: none that looks like another."""
+"""Letters of a mark, without those that look alike."""
 _MARK = 4
+"""Number of letters of a mark."""
 _SCORES = re.compile(r"(?i)[*_#\s]*(?:final\s+)?scores?[*_\s]*[:=](.*)")
 _RANKING = re.compile(r"(?i)[*_#\s]*(?:final\s+)?ranking[*_\s]*[:=](.*)")
 _ENTRY = re.compile(r"[\s*_`\[(]*([A-Za-z0-9]+)[\s*_`\])]*[:=][\s*_]*(-?\d+(?:\.\d+)?)(?:\s*/\s*\d+)?[\s*_]*")
@@ -27,10 +28,10 @@ _DECORATION = "*_`[]() \t"
 
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Contradictions in the settings, and ranks that would stand for correctness."""
+    """Yield errors of the settings, and a warning if evaluation would measure correctness by ranks."""
     yield from check_for("completions")(params, config)
     if params["mode"] == "ranking" and len(config.rewards) == 1 and config.eval.problems:
-        problem = "a rank does not say that a completion is correct, and one completion alone has the rank 1/2"
+        problem = "a rank does not measure correctness, and a single completion always has the rank 1/2"
         fix = "add a reward that measures correctness to evaluate with, or set [eval] problems = 0"
         yield Finding(("mode",), problem, fix, fatal=False)
 
@@ -48,22 +49,22 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 )
 @dataclass(kw_only=True)
 class JudgeGroup(JudgeEndpoint):
-    """Scores in [0, 1] of a prompt's completions by another language model that sees them together.
+    """Scores in [0, 1] by another language model that compares all completions of a prompt.
 
     mode "scores": s_i = (x_i - lowest) / (highest - lowest), x_i the judge's number for completion i.
     mode "ranking": s_i = (share of the other completions that are worse) + half of the share that are as good.
 
-    Rubrics as for `judge`; the judge is asked about each criterion of a group in a request of its own.
+    Rubrics work as for `judge`: the judge compares the completions by each criterion in a request of its own.
 
-    Every completion stands between marks that are made from a hash of all texts, in the order of these marks, so that a
-    completion cannot know or imitate them. The last line of the judge's answer must name every mark once, and no other.
-    Anything else is asked for again, and fails the whole group in the end: none of its completions is trained on.
-    Equal completions count as one: they are shown once and get one score. A single one has the rank 1/2, without a
-    request.
+    The judge sees each completion between two marks. Marks are computed from a hash of all texts, so that a completion
+    cannot contain them, and completions are sorted by their marks. The last line of the judge's answer must name every
+    mark exactly once. Other answers are requested again. If no valid answer arrives, the group fails, and none of its
+    completions is trained on. Equal completions are shown once and get the same score. If all are equal, their rank is
+    1/2, and no request is sent.
 
     Args:
         mode: form of the judge's answer.
-        max_tokens: of its answer.
+        max_tokens: largest number of tokens of the judge's answer.
     """
 
     mode: Literal["scores", "ranking"] = "scores"
@@ -87,7 +88,7 @@ class JudgeGroup(JudgeEndpoint):
     async def _answers(
         self, problem: Mapping[str, Any], criteria: Any, marks: Mapping[str, str]
     ) -> list[Mapping[str, float]]:
-        """The judge's result about each criterion, by mark."""
+        """Return the judge's result for each criterion, by mark."""
         template = self.prompt or self._usual(bool(problem["answer"].strip()), criteria is not None)
         texts = "\n\n".join(f"[answer {mark}]\n{text}\n[end of answer {mark}]" for text, mark in marks.items())
 
@@ -103,7 +104,7 @@ class JudgeGroup(JudgeEndpoint):
         return await self.ask_each(criteria, question, read, "group", self.mode, self.lowest, self.highest)
 
     def _usual(self, reference: bool, rubric: bool) -> str:
-        """The question if `prompt` is unset."""
+        """Return the template of the question if `prompt` is unset."""
         ends = ("not met", "fully met") if rubric else ("wrong", "right and complete")
         scale = f" Scores go from {self.lowest:g} ({ends[0]}) to {self.highest:g} ({ends[1]})."
         parts = [
@@ -119,7 +120,7 @@ class JudgeGroup(JudgeEndpoint):
         return "\n\n".join(parts)
 
     def _form(self, marks: Sequence[str]) -> str:
-        """The form of the answer, which follows every question."""
+        """Return the instructions for the form of the answer, which follow every question."""
         if self.mode == "ranking":
             line = f"Ranking: {' > '.join(['MARK'] * len(marks))}"
             how = f'ranks all of {", ".join(marks)}, best first, with ">" before a worse and "=" before an equal one'
@@ -130,9 +131,13 @@ class JudgeGroup(JudgeEndpoint):
 
 
 def marked(texts: Sequence[str], shown: str) -> dict[str, str]:
-    """Return each distinct text with its mark, in the order of the marks.
+    """Return a mark for each distinct text, in the order of the marks.
 
-    Marks depend on all texts, and occur in none of them nor in `shown`, which is what else the judge sees.
+    Marks depend on all texts, and do not occur in any of them.
+
+    Args:
+        texts: the completions.
+        shown: the other texts that the judge sees.
     """
     distinct = sorted({*texts})
     around = [*distinct, shown]
@@ -149,29 +154,29 @@ def _mark(seed: str) -> str:
 
 
 def scores_in(answer: str, marks: Sequence[str]) -> dict[str, str]:
-    """Return the number of every mark, as written, in the last line of a judge's answer: "Scores: A2BC = 7, ...".
+    """Parse the last line of a judge's answer, such as "Scores: A2BC = 7, ...", and return the text of each number.
 
     Raises:
-        ValueError: that line is something else, or names a mark twice or not at all.
+        ValueError: the line has another form, or names a mark twice or not at all.
     """
     line = _SCORES.fullmatch(last_line(answer))
     entries = [_ENTRY.fullmatch(one) for one in re.split("[,;]", line[1].rstrip(" .*_"))] if line else []
     if not entries or None in entries:
-        raise ValueError(f"the judge's answer ends with no line of scores: {masked(answer)[-200:]!r}")
+        raise ValueError(f"the judge's answer does not end with a line of scores: {masked(answer)[-200:]!r}")
     pairs = [(one[1].upper(), one[2]) for one in entries if one]
     _check_marks([mark for mark, _ in pairs], marks)
     return dict(pairs)
 
 
 def ranks_in(answer: str, marks: Sequence[str]) -> dict[str, float]:
-    """Return the rank in [0, 1] of every mark by the last line of a judge's answer: "Ranking: A2BC > D3EF = ...".
+    """Parse the last line of a judge's answer, such as "Ranking: A2BC > D3EF = ...", and return ranks in [0, 1].
 
     Raises:
-        ValueError: that line is something else, or names a mark twice or not at all.
+        ValueError: the line has another form, or names a mark twice or not at all.
     """
     line = _RANKING.fullmatch(last_line(answer))
     if not line:
-        raise ValueError(f"the judge's answer ends with no ranking: {masked(answer)[-200:]!r}")
+        raise ValueError(f"the judge's answer does not end with a ranking: {masked(answer)[-200:]!r}")
     levels = [[one.strip(_DECORATION).upper() for one in level.split("=")] for level in line[1].rstrip(" .").split(">")]
     _check_marks([mark for level in levels for mark in level], marks)
     found, worse = dict[str, float](), len(marks)
@@ -182,7 +187,7 @@ def ranks_in(answer: str, marks: Sequence[str]) -> dict[str, float]:
 
 
 def _check_marks(found: Sequence[str], marks: Sequence[str]) -> None:
-    """Raise ValueError unless the judge has named every mark once and nothing else."""
+    """Raise ValueError unless the judge named every mark exactly once and nothing else."""
     for one in found:
         if one not in marks:
             raise ValueError(f"the judge names {masked(one)[:20]!r}, which is not the mark of an answer")

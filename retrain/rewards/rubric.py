@@ -25,7 +25,7 @@ def _not_zero(weight: float) -> float:
 
 
 class Criterion(TypedDict):
-    """A criterion of a rubric, as written; a text alone stands for its `criterion`."""
+    """A criterion of a rubric, as written in the run file or in the data. A text is short for {"criterion": text}."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)  # pyright: ignore[reportGeneralTypeIssues] - pydantic's way
 
@@ -35,7 +35,7 @@ class Criterion(TypedDict):
 
 
 def _as_table(value: Any) -> Any:
-    """Return a text as a table; leave out null fields, which columns of parquet files have."""
+    """Convert a text to a table, and remove null fields, which columns of parquet files have."""
     if isinstance(value, str):
         return {"criterion": value}
     if isinstance(value, Mapping):
@@ -48,7 +48,13 @@ _COLUMN: TypeAdapter[dict[str, list[Criterion]]] = TypeAdapter(dict[str, list[It
 
 
 class Weighted(NamedTuple):
-    """A criterion as it is scored; `name` is that of its part of the reward."""
+    """A criterion with defaults filled in.
+
+    Attributes:
+        text: the criterion.
+        weight: its weight in the score.
+        name: part of the reward to which its score belongs; "" for none.
+    """
 
     text: str
     weight: float
@@ -56,12 +62,13 @@ class Weighted(NamedTuple):
 
 
 class Rubric(NamedTuple):
-    """Where criteria come from.
+    """Settings that determine the criteria of a row.
 
     Attributes:
-        fixed: criteria of every row.
-        field: column with further criteria of a row, dotted if nested; None for none.
-        parts: name -> weight in `reward_parts` of the criteria that `field` may hold; empty: they may have any names.
+        fixed: criteria for every row.
+        field: column with further criteria for the row, dotted if it is nested; None for none.
+        parts: names that criteria of this column must have, with the weight of each name in `reward_parts`. If it is
+            empty, these criteria may have any names.
     """
 
     fixed: Sequence[Criterion] = ()
@@ -72,17 +79,17 @@ class Rubric(NamedTuple):
         return bool(self.fixed) or self.field is not None
 
     def named(self) -> list[Weighted]:
-        """The fixed criteria; one without a name is called by its place."""
+        """Return the fixed criteria; those without a name are called criterion_1, criterion_2, ..."""
         return [
             Weighted(one["criterion"], one.get("weight", 1.0), one.get("name", f"criterion_{place}"))
             for place, one in enumerate(self.fixed, 1)
         ]
 
     def of(self, row: Mapping[str, Any]) -> list[Weighted]:
-        """The criteria of a row of data; empty where its column lists none and there are no fixed ones.
+        """Return the criteria of a row of data; an empty list if the rubric has none.
 
         Raises:
-            BadRow: the column is missing or not a rubric, or no criterion has a positive weight.
+            BadRow: the column is missing or invalid, or there are criteria but none has a positive weight.
         """
         found = self.named()
         if self.field is not None:
@@ -95,7 +102,7 @@ class Rubric(NamedTuple):
         return found
 
     def _own(self, one: Criterion, place: str) -> Weighted:
-        """A criterion of the column."""
+        """Convert a criterion of the column; raise BadRow if its name is not one of `parts`."""
         name = one.get("name", "")
         if self.parts and name not in self.parts:
             what = f'the name "{name}"' if name else "no name"
@@ -103,9 +110,9 @@ class Rubric(NamedTuple):
         return Weighted(one["criterion"], one.get("weight", 1.0), name if self.parts else "")
 
     def columns(self) -> dict[str, float]:
-        """The parts of the reward with their weights in it; {} if some criteria belong to no part.
+        """Return the weights of the parts in the reward, by name; {} if some criteria belong to no part.
 
-        For fixed criteria alone, the weighted sum of the parts is the reward.
+        If all criteria are fixed, the weighted sum of the parts is the reward.
         """
         if self.field is not None and not self.parts:
             return {}
@@ -122,8 +129,8 @@ def reward_of(criteria: Sequence[Weighted], scores: Sequence[float]) -> dict[str
     score = sum_k w_k s_k / sum_{k: w_k > 0} w_k;  part c = sum_{k of name c} w_k s_k / sum_{k of name c} |w_k|
 
     Args:
-        criteria: with a positive weight w_k among them.
-        scores: s_k in [0, 1], how far each criterion is met.
+        criteria: the criteria; at least one weight w_k is positive.
+        scores: s_k in [0, 1]: 1 if the criterion is fully met.
     """
     pairs = [*zip(criteria, scores, strict=True)]
     positive = sum(one.weight for one in criteria if one.weight > 0)

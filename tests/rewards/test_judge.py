@@ -30,7 +30,7 @@ def test_scores_retries_and_failures(monkeypatch):
     assert [score.value for score in scores] == [0.8, 0.5, None, None, None, None, 0.8]
     assert [score.status for score in scores[2:6]] == ["error"] * 4
     assert "HTTP 500" in scores[2].detail
-    assert "holds no score: 'I refuse'" in scores[3].detail
+    assert "has no score: 'I refuse'" in scores[3].detail
     assert "11 is not between 0 and 10" in scores[4].detail
     assert (asked, twice) == (1, 1), "a refusal is final, and an equal question is asked once"
 

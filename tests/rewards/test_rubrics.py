@@ -81,7 +81,7 @@ def test_a_criterion_without_a_score_leaves_the_reward_missing():
     with Server(plan) as server, judge(server, rubric=["be right", "be short"]) as scorer:
         (score,) = scorer.score([item()])
     assert (score.value, score.status, dict(score.parts)) == (None, "error", {"judge": None})
-    assert "holds no score" in score.detail
+    assert "has no score" in score.detail
     assert "about the criterion 'be short'" in score.detail
 
 
