@@ -288,9 +288,9 @@ MUTANTS = [
     ),
     Mutant(
         "the end of a reply said twice",
-        "training/bridge.py",
+        "training/chat_stitcher.py",
         [("return ids[place + 1 :] if", "return ids[place:] if")],
-        ["training/test_bridge.py"],
+        ["training/test_chat_stitcher.py"],
     ),
     Mutant(
         "a cut reply without its end",

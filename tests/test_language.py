@@ -26,6 +26,7 @@ PACKAGES = (
     "engines",
     "environments",
     "functional",
+    "lab",
     "registry",
     "report",
     "rewards",
@@ -35,6 +36,7 @@ PACKAGES = (
     "system",
     "tools",
     "tracking",
+    "training",
 )
 WORDS = re.compile(
     r"(?<!there )(?<!There )\b(?:is|are) (?:no\b(?! longer)|none\b)"

@@ -235,8 +235,8 @@ def _split_rows(rng: Random, ranks: bool) -> float:
     """
     batch, new, objective = _mixed_batch(rng)
     rows = list(range(len(new)))
-    order, world = (rng.sample(rows, len(rows)), rng.randint(2, len(rows))) if ranks else (rows, 1)
-    parts = [part for rank in range(world) for part in _cut(order[rank::world], rng)]
+    order, size = (rng.sample(rows, len(rows)), rng.randint(2, len(rows))) if ranks else (rows, 1)
+    parts = [part for rank in range(size) for part in _cut(order[rank::size], rng)]
     return float((_loss_of(batch, new, objective, parts) - _loss_of(batch, new, objective, [rows])).abs().max())
 
 

@@ -17,8 +17,8 @@ from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
 from retrain.system import event_loop
-from retrain.training.bridge import ChatStitcher, Transcript
 from retrain.training.chat import Chat, RenderedPrompt
+from retrain.training.chat_stitcher import ChatStitcher, Transcript
 from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn, fits_float32
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import pytest
 
 from retrain.errors import DataError
-from retrain.training.bridge import ChatStitcher
+from retrain.training.chat_stitcher import ChatStitcher
 from tests.training.chat_templates import FAMILIES, Family, chat
 
 SCHEMA = {"name": "add_up", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
