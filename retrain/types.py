@@ -256,9 +256,9 @@ class Rollout:
 
         Args:
             value: the final value.
-            parts: name -> value of the parts of the reward.
-            correct: whether the rollout is correct. By default it is if the reward exceeds 0.5; if an environment
-                names the parts of its reward, if the first part does.
+            parts: values of the parts of the reward, by name.
+            correct: True if the rollout is correct. By default, it is correct if the reward is above 0.5. If the
+                environment returned parts with names, the first part counts instead of the reward.
         """
         of_turns = sum(turn.reward for turn in self.turns)
         if correct is None:

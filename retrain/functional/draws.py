@@ -35,15 +35,15 @@ def draw(
 
 
 def truncate(logits: Float[Tensor, "R V"], top_k: int, top_p: float) -> Float[Tensor, "R V"]:
-    """Set logits to -inf outside the `top_k` most likely tokens, then outside the fewest of them with mass `top_p`.
+    """Top-k, then nucleus (top-p) truncation: set the logits of all other tokens to -inf.
 
-    The most likely token is always kept. top_k = 0 and top_p = 1 disable the two truncations. Tokens whose logits tie
-    with the least of the `top_k` are kept as well.
+    The nucleus is the smallest set of most likely tokens whose probability is at least `top_p`, after the top-k
+    truncation. The most likely token is always kept. Tokens with the same logit as the last of the `top_k` are kept.
 
     Args:
         logits: [R, V] logits, already divided by the temperature.
-        top_k: number of most likely tokens to keep.
-        top_p: probability mass to keep, in (0, 1].
+        top_k: number of most likely tokens to keep; 0 keeps all.
+        top_p: probability to keep, in (0, 1]; 1 keeps all.
     """
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k, -1).values[:, -1:]

@@ -194,7 +194,7 @@ def dot(style: str, at: Point, radius: float) -> str:
 
 
 def label(side: str, at: Point, text: str) -> str:
-    """Draw a text whose "start", "middle" or "end" (`side`) is at a position."""
+    """Draw a text. `side` is the part of the text that is at the position: "start", "middle" or "end"."""
     return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{_text(text)}</text>'
 
 

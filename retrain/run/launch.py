@@ -125,9 +125,10 @@ class Launcher(SignalHandler):
             time.sleep(0.1)
 
     def _collect(self) -> bool:
-        """Record the exit codes of ranks that have ended, and return True if all have.
+        """Record the exit codes of ranks that have ended, and return True if all ranks have.
 
-        Of ranks found together, those killed by a signal come first, as the likelier cause.
+        Among ranks that ended since the last call, those killed by a signal are recorded first, because they are
+        more likely to be the cause.
         """
         codes = {number: rank.poll() for number, rank in enumerate(self._ranks) if number not in self._ended}
         found = {number: code for number, code in codes.items() if code is not None}

@@ -1,4 +1,4 @@
-"""Distribution of requests over servers: bounded queues, the least loaded first, an episode stays on one server."""
+"""Distribution of requests over servers: to the least loaded server, but all turns of an episode to the same one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _T = TypeVar("_T")
 
 
 class Assignment(NamedTuple):
-    """A server with a free slot for a request.
+    """The assignment of a request to a server.
 
     Attributes:
-        url: its address.
-        joined: number of the time that the server became usable.
-        size: completions of the request.
+        url: address of the server.
+        joined: a number that the server got when it became usable; a server that becomes usable again gets a new one.
+        size: number of completions of the request.
     """
 
     url: str
@@ -33,11 +33,11 @@ class Assignment(NamedTuple):
 class Router:
     """Assigns requests to the usable servers.
 
-    A request of a session goes to the server of the session's last request, which has computed its
-    context, if that server is usable and has a free slot. Any other goes to the server with the fewest
-    completions in flight. If no usable server has one, requests wait in order.
+    A request of a session goes to the server of the session's last request, which has cached its
+    context, if that server is usable and has a free slot. Any other request goes to the server with
+    the fewest completions in flight. If no usable server has a free slot, requests wait in order.
 
-    `join`, `distrust` and `drop` may be called in any thread, everything else in the event loop.
+    `join`, `distrust` and `drop` may be called in any thread, all other methods only in the event loop.
 
     Args:
         limit: largest number of completions in flight on one server; a single request may have more.
@@ -66,7 +66,7 @@ class Router:
         return bool(self._calls or self._waiting)
 
     def join(self, urls: Iterable[str]) -> None:
-        """Make servers usable. The requests of those that are usable already go on."""
+        """Make servers usable. Requests in flight are not affected."""
         with self._lock:
             for url in urls:
                 if url not in self._usable:
@@ -75,9 +75,9 @@ class Router:
         event_loop.submit(self._refresh(None))
 
     def distrust(self, failed: Assignment) -> None:
-        """Exclude the server of a failed request, unless it has joined again since.
+        """Exclude the server of a failed request, unless it has become usable again since.
 
-        Its other requests go on, because their answers may be good.
+        The server's other requests continue, because their answers may be valid.
         """
         with self._lock:
             if failed.joined == self._usable.get(failed.url):
@@ -108,7 +108,7 @@ class Router:
         """Return the result of a request's call, and give its slot to the next request.
 
         Raises:
-            ConnectionError: the server has been dropped meanwhile.
+            ConnectionError: the server was dropped during the call.
         """
         task = asyncio.ensure_future(call)
         self._calls[task] = assigned
@@ -144,7 +144,7 @@ class Router:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Assign waiting requests, the first first."""
+        """Assign waiting requests, in the order in which they arrived."""
         while self._waiting:
             future, request = self._waiting[0]
             if not future.done():

@@ -1,1 +1,1 @@
-"""Collectors of rollouts other than that of the loop, imported when a run uses them."""
+"""Collectors of rollouts that a run imports only if it uses them."""

@@ -1,4 +1,4 @@
-"""Rollouts that are sampled without pause, while the trainer updates: the first complete groups make a step."""
+"""Continuous sampling: groups are sampled during updates, too, and a step trains on the first complete groups."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from retrain.training.chat import RenderedPrompt
 from retrain.types import Batch, Metrics, Request, Rollout, State
 
 _GROUPS = "groups"
-"""Key of the checkpoint that holds the groups which no step has trained on."""
+"""Key, in a checkpoint, of the groups on which no step has trained."""
 _POLL_S = 0.2
-"""Seconds between two looks at the stop signal while the trainer waits for groups."""
+"""Seconds between two checks of the stop signal while the trainer waits for groups."""
 _SCORING_THREADS = 16
 """Largest number of groups that are scored at the same time."""
 
@@ -46,7 +46,7 @@ class PendingGroup:
 
     Attributes:
         number: index among all groups of the run; selects its random numbers.
-        index: of its problem in the task.
+        index: index of its problem in the task.
         rendered: the rendered problem.
         rollouts: its scored rollouts, with group number 0; empty until it is complete.
     """
@@ -57,17 +57,17 @@ class PendingGroup:
     rollouts: list[Rollout]
 
     def state_dict(self) -> State:
-        """Return the state for a checkpoint; of an incomplete group only the problem is kept."""
+        """Return the state for a checkpoint; an incomplete group is stored without rollouts."""
         return {"index": self.index, "rollouts": [one.row() for one in self.rollouts]}
 
 
 class ContinuousCollector(Collector):
-    """Samples groups without pause; the trainer takes the first complete ones, in the order of completion.
+    """Samples groups without pause. The trainer takes complete groups in the order of their completion.
 
-    - The trainer's thread draws problems, whenever it waits for a step, begins an update or has loaded weights. It
-      draws as many as `max_staleness` allows: with n groups pending, the next one is expected in the step n / P
-      after the present one (P groups a step), and it is drawn if that is at most `max_staleness` steps after the
-      sampler's weights. A group that takes longer than those begun after it may exceed the bound. Nothing is dropped.
+    - The trainer's thread draws problems when it waits for a step, begins an update or has loaded weights. It draws as
+      many as `max_staleness` allows. With n pending groups and P groups per step, the next group is expected to be
+      trained on n / P steps from now. It is drawn if this is at most `max_staleness` steps after the step of the
+      sampler's weights. A slow group, which later groups overtake, can exceed this bound; it is still trained on.
     - A coroutine per group samples it, at most `in_flight` at a time, and a thread scores it.
     - New weights reach the engine while it samples: vLLM servers between two tokens, other engines between two batches.
     - A checkpoint holds the complete groups as rows and the others as problems, which a resumed run samples again.
@@ -134,7 +134,7 @@ class ContinuousCollector(Collector):
         return replace(collection, metrics=metrics, batch=batch)
 
     def begin(self, step: int, timer: PhaseTimer) -> None:
-        """Draw the problems that may be begun while the trainer works on the step before `step`."""
+        """Draw the problems whose sampling may begin while the trainer works on the step before `step`."""
         self._next = step
         self._draw()
 
@@ -165,7 +165,7 @@ class ContinuousCollector(Collector):
         return super().state_dict(done) | {_GROUPS: {"begun": self._numbers, "pending": groups}}
 
     def _restore(self, saved: State) -> None:
-        """Take the groups of a checkpoint: complete ones wait for the next step, the others are sampled again."""
+        """Restore the groups of a checkpoint: complete ones wait for the next step, the others are sampled again."""
         self._numbers = int(saved.get("begun", 0))
         for state in saved.get("pending", ()):
             [rendered], _ = next_problems(self._context, int(state["index"]), 1)
@@ -177,7 +177,7 @@ class ContinuousCollector(Collector):
                 self._waiting.append(group)
 
     def _draw(self) -> None:
-        """Draw problems as far as `max_staleness` and the end of the run allow, and let them be sampled."""
+        """Draw as many problems as `max_staleness` and the end of the run allow, and start their sampling."""
         if self._signal.requested:
             return
         steps, prompts = self._context.config.training.max_steps, self._context.prompts
@@ -204,7 +204,7 @@ class ContinuousCollector(Collector):
     def _groups(
         self, step: int, timer: PhaseTimer, cursor: int, prompts: int, seed: int, first: int
     ) -> tuple[list[Rollout], dict[int, RenderedPrompt], int]:
-        """Wait for so many complete groups and return them as `sampled` does, numbered from `first`."""
+        """Wait for `prompts` complete groups, and return them as `sampled` in `collect` does, numbered from `first`."""
         self._next = self._version = step
         self._draw()
         until = None
@@ -230,7 +230,7 @@ class ContinuousCollector(Collector):
         return f"; {len(self._pending) - len(self._complete)} incomplete groups are abandoned, and sampled again"
 
     def _error(self) -> BaseException | None:
-        """Return the error that has ended the sampling, if one has."""
+        """Return the error that ended the sampling; None while sampling continues."""
         if self._sampling is None or not self._sampling.done():
             return None
         return self._sampling.exception() or EngineError("sampling has ended")
@@ -276,10 +276,11 @@ class ContinuousCollector(Collector):
 
 
 def staleness(step: int, rollouts: list[Rollout]) -> Metrics:
-    """Return how old the weights were that sampled the tokens of a step, in steps.
+    """Return the age, in steps, of the weights that sampled the tokens of a step.
 
-    rollout/staleness_min, _mean and _max are over tokens; rollout/staleness_mixed is the share of completions with
-    tokens of several versions; rollout/staleness is the mean over completions of their oldest token.
+    rollout/staleness_min, _mean and _max are taken over tokens. rollout/staleness_mixed is the share of completions
+    whose tokens were sampled with several versions of the weights. rollout/staleness is the mean over completions of
+    the age of their oldest token.
     """
     ages = [[step - version for turn in one.turns for version in turn.token_versions] for one in rollouts]
     oldest = [max(some) for some in ages if some] or [0]
