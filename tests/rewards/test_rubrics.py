@@ -109,7 +109,7 @@ def test_a_score_that_the_completion_quotes_is_not_read(completion, said):
 def test_the_criterion_and_the_form_stand_behind_the_completion():
     with Server(lambda _: "Score: 1") as server, judge(server, rubric=["be right"]) as scorer:
         scorer.score([item("THE COMPLETION", answer="42"), item("THE COMPLETION")])
-    first, second = server.questions
+    first, second = sorted(server.questions, key=lambda question: "42" not in question)
     assert first.index("42") < first.index("THE COMPLETION") < first.index("be right") < first.index('"Score: N"')
     assert "Reference" not in second, "a row without an answer shows none"
 
