@@ -48,7 +48,7 @@ def run(command, text, *options):
         (RUN.replace("rows", "one"), "[eval] problems: 256 held-out problems were asked for, and the task has none"),
         (RUN + "system_prompt = 'Be brief.'", "[model] path: the prompts are chats, and builtin:tiny has no chat"),
         (RUN + "[model]\nchat = 'on'", "[model] path: the prompts are chats, and builtin:tiny has no chat template"),
-        (RUN + "[[rewards]]\nname = 'own.unknown'", '[[rewards]] name: reward "own.unknown": it reads gold, which'),
+        (RUN + "[[rewards]]\nname = 'own.unknown'", '[[rewards]] name: reward "own.unknown": it reads gold, but'),
         (
             RUN + "[[eval.sets]]\nname = 'other'\ntask_params = { path = 'one.jsonl', heldout_fraction = 0.0 }",
             "[[eval.sets]] name: 256 held-out problems were asked for, and the task has none",

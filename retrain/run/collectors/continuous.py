@@ -118,13 +118,15 @@ class ContinuousCollector(Collector):
         now = time.perf_counter()
         timer.spent["rollout"], self._last = now - self._last, now
         timer.tokens += collection.metrics["tokens/sampled"]
-        flying = len(self._flying)
+        with self._changed:  # a group is complete a moment before its task ends, so tasks are not counted
+            queued = len(self._complete)
+            flying = len(self._pending) - queued - len(self._waiting)
         metrics = {
             **collection.metrics,
             **staleness(step, collection.rollouts),
             "rollout/too_long": float(self._too_long),
             "rollout/in_flight": float(flying),
-            "rollout/queued": float(len(self._complete)),
+            "rollout/queued": float(queued),
         }
         self._too_long = 0
         batch = collection.batch
