@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FLOAT32_MAX = 3.4028234663852886e38
+_LARGEST_REWARD = 1e15
 
 Metrics = dict[str, float]
 """Metrics by name, `area/name_unit`. They are reported, and never used for control."""
@@ -26,6 +27,11 @@ State = dict[str, Any]
 def fits_float32(value: float) -> bool:
     """Return whether a number is finite in float32, the dtype of rewards and advantages; False for NaN."""
     return abs(value) <= _FLOAT32_MAX
+
+
+def is_reward(value: float) -> bool:
+    """Return whether a number can be a reward: finite, and not so large that sums of its squares overflow float32."""
+    return abs(value) <= _LARGEST_REWARD
 
 
 @dataclass(frozen=True, slots=True)

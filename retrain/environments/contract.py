@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, SupportsFloat
 
 from retrain.errors import ComponentError
-from retrain.types import fits_float32
+from retrain.types import fits_float32, is_reward
 
 FIELDS: tuple[str, ...] = ("answer", "prompt", "problem", "extra", "rng", "seed", "limits")
 """Names of the positional parameters that an environment may have. `answer`, `prompt` and `extra` are
@@ -147,7 +147,7 @@ def parse_yielded(value: Any, first: bool) -> Answer:
     reward = _number(seen.reward, "the reward of Observation")
     if first and reward:
         raise ValueError("yielded a reward before the first action; remove it")
-    metrics = {str(key): _number(number, f"metric {key!r}") for key, number in seen.metrics.items()}
+    metrics = {str(key): _number(number, f"metric {key!r}", fits_float32) for key, number in seen.metrics.items()}
     if taken := [key for key in metrics if key in _REPORTED or key.startswith("ended_")]:
         raise ValueError(f"metric {taken[0]!r}: the run reports env/{taken[0]} itself; give it another name")
     messages = [] if seen.text is None else [(str(seen.role), seen.text)]
@@ -188,9 +188,10 @@ def _message(value: Any) -> tuple[str, str]:
             raise ValueError('yielded a message that is not {"role": ..., "content": text}')
 
 
-def _number(value: Any, what: str) -> float:
-    """Convert a value to a float; raise ValueError, which names it as `what`, if it is not a finite number."""
+def _number(value: Any, what: str, fits: Callable[[float], bool] = is_reward) -> float:
+    """Convert a value to a float; raise ValueError, which names it as `what`, if it does not fit."""
     number = float(value) if isinstance(value, SupportsFloat) else math.nan  # numpy's bool is not a Real
-    if not fits_float32(number):
-        raise ValueError(f"{what} is not a finite number: {type(value).__name__}")
+    if not fits(number):
+        kind = "a number from -1e15 to 1e15" if fits is is_reward else "a finite number"
+        raise ValueError(f"{what} is not {kind}: {type(value).__name__}")
     return number

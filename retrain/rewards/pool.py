@@ -18,7 +18,7 @@ from retrain.system import event_loop
 from retrain.system.sandbox import missing
 from retrain.system.worker_pool import CallLost, WorkerPool
 from retrain.system.worker_process import Containment, WorkerSpec
-from retrain.types import Score, fits_float32
+from retrain.types import Score, is_reward
 
 _logger = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class RewardPool:
         if not opinions:
             return Score(None, parts, None, "invalid", f"every reward ({', '.join(self.names)}) returned None")
         total = sum(self._weights[k] * value for k, value in opinions)
-        if not fits_float32(total):
+        if not is_reward(total):
             return Score(None, parts, None, "invalid", f"the weighted sum of the rewards, {total:g}, is too large")
         verdict = next((value for k, value in opinions if self._measures_correctness[k]), opinions[0][1])
         return Score(total, parts, verdict > 0.5)
@@ -335,7 +335,7 @@ def _parse_result(answer: Any, name: str) -> RewardResult:
         case ["ok", None | float() as value, dict() as parts, "", ""] if all(
             type(one) is float for one in parts.values()
         ):
-            finite = all(fits_float32(one) for one in (value or 0.0, *parts.values()))
+            finite = all(is_reward(one) for one in (value or 0.0, *parts.values()))
             return (
                 RewardResult("ok", value, parts)
                 if finite

@@ -18,7 +18,7 @@ from retrain.registry.component import Component
 from retrain.registry.lookup import load_object
 from retrain.rewards.signatures import GROUP, Form, form_of
 from retrain.system.worker_process import limit, serve
-from retrain.types import fits_float32
+from retrain.types import is_reward
 
 
 class RewardResult(NamedTuple):
@@ -181,9 +181,9 @@ def _to_result(name: str, value: Any) -> RewardResult:
 
 
 def _number(value: Any) -> float | None:
-    """Convert a number that is finite in float32 to a float; return None for another value."""
+    """Convert a number that can be a reward to a float; return None for another value."""
     with suppress(OverflowError):
-        if isinstance(value, Real) and fits_float32(number := float(value)):
+        if isinstance(value, Real) and is_reward(number := float(value)):
             return number
     return None
 
@@ -199,7 +199,7 @@ def invalid(name: str, value: Any) -> RewardResult:
         name: name of the reward.
         value: the return value.
     """
-    wanted = 'a "score" that is a finite number' if isinstance(value, Mapping) else "one finite number or None"
+    wanted = 'a "score" from -1e15 to 1e15' if isinstance(value, Mapping) else "a number from -1e15 to 1e15, or None"
     return RewardResult("invalid", detail=f"{name} returned {_shown(value)}; expected {wanted}")
 
 

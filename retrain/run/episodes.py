@@ -19,7 +19,7 @@ from retrain.protocols import Sampler
 from retrain.system import event_loop
 from retrain.training.chat import Chat, RenderedPrompt
 from retrain.training.chat_stitcher import ChatStitcher, Transcript
-from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn, fits_float32
+from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn, is_reward
 
 if TYPE_CHECKING:
     from retrain.environments.contract import Answer
@@ -284,8 +284,8 @@ class EpisodeRunner:
         if answer.kind == "end":
             one.finish("done")
             one.parts = None if answer.parts is None else dict(answer.parts)
-            if not fits_float32(sum((*(one.parts or {}).values(), *(turn.reward for turn in one.turns)))):
-                one.finish("error", "OverflowError: the sum of the rewards is not a finite float32")
+            if not is_reward(sum((*(one.parts or {}).values(), *(turn.reward for turn in one.turns)))):
+                one.finish("error", "OverflowError: the sum of the rewards is not between -1e15 and 1e15")
         elif len(one.turns) >= self._limits.max_turns or one.left <= 0:
             one.finish("turns" if len(one.turns) >= self._limits.max_turns else "tokens")
         else:

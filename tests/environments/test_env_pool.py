@@ -181,8 +181,8 @@ def test_a_class_is_built_once_and_reads_every_field():
     [
         ("number", "yielded a int"),
         ("message", "not {"),
-        ("text reward", "not a finite number: str"),
-        ("nan", "not a finite number"),
+        ("text reward", "not a number from -1e15 to 1e15: str"),
+        ("nan", "not a number from -1e15 to 1e15"),
         ("empty", "empty mapping"),
     ],
 )
