@@ -438,7 +438,7 @@ class Tracker(Protocol):
     """A destination of metrics.
 
     Attributes:
-        where: URL at which, or command by which a user can see the metrics; "" if unknown.
+        where: URL of the metrics, or a command that shows them; "" if unknown.
     """
 
     where: str = ""

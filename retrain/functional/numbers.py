@@ -116,7 +116,7 @@ def _number_in(part: str, before: str) -> str | None:
 
 
 def _with_sign(before: str, part: str) -> str:
-    """Put a minus sign before the currency sign at the end of `before` in front of a number: -$5 is negative."""
+    """Prepend to a number the minus sign that precedes a currency sign at the end of `before`: -$5 is negative."""
     return before[-2] + part if before[-1:] in tuple("$\u20ac\u00a3") and before[-2:-1] in tuple("-\u2212") else part
 
 

@@ -57,7 +57,7 @@ class Chain(Drawn):
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
         """Return figures of the premise.
 
-        `step`: the share p of right steps among steps that follow right ones only. `gap`: |P(correct) - p^steps|.
+        `step`: the share p of right steps among the steps before which no step is wrong. `gap`: |P(correct) - p^steps|.
         """
         pairs = answered(problems, answers)
         done = [_right_steps(p, a.text)[0] for p, a in pairs]
