@@ -61,7 +61,7 @@ MISTAKES = [
     ),
     ('rubric = [{ criterion = "a", name = "x/y" }]', '1:30: [[judge.rubric]] name: "x/y" cannot name a part'),
     ('rubric = [{ criterion = "a", weight = -1 }]', "1:1: [judge] rubric: has no criterion with a positive weight;"),
-    (f'rubric = [{A}]\nprompt = "{{completion}}"', "2:1: [judge] prompt: does not show the criterion; write {crit"),
+    (f'rubric = [{A}]\nprompt = "{{completion}}"', "2:1: [judge] prompt: does not show the criterion; add {crit"),
     ('prompt = "{completions}"', "1:1: [judge] prompt: does not show the completion; add {completion} to"),
     ("parts = { a = 1.0 }", "1:1: [judge] parts: names criteria of rubric_field, which is not set; set rubric_field"),
     ('rubric_field = "r"\nparts = { "a b" = 1.0 }', '2:11: [judge.parts] a b: "a b" cannot name a part of the reward'),
