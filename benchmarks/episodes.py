@@ -60,7 +60,7 @@ class Bytes:
 class Instant:
     """A sampler that takes this many seconds for a call."""
 
-    room = float("inf")
+    max_model_len = float("inf")
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds

@@ -49,7 +49,7 @@ class InBatches(Sampler):
     """Samples in batches."""
 
     def __init__(self, engine: VllmEngine) -> None:
-        self.engine, self.room = engine, engine.room
+        self.engine, self.max_model_len = engine, engine.max_model_len
 
     def load_weights(self, weights: Any, version: int) -> None:
         """The engine has them."""
