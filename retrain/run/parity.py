@@ -49,12 +49,12 @@ def _fresh(context: RunContext, collection: Collection) -> Batch:
     With `[rollout] overlap` the step's own completions come from older weights.
     """
     few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_ROWS]
-    posed = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
+    rendered = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
     seed = derive_seed(context.config.training.seed, "parity", collection.step)
     sampling = train_sampling(context.config, context.loaded.stop_ids, seed)
     longest = positions(context.loaded.model) - max(len(r.prompt_ids) for r in few)
-    requests = requests_for(posed, 1, int(min(context.config.training.max_tokens, longest)))
-    rollouts = EpisodeRunner(context.sampler, context.chat, sampling).roll(posed, requests)
+    requests = requests_for(rendered, 1, int(min(context.config.training.max_tokens, longest)))
+    rollouts = EpisodeRunner(context.sampler, context.chat, sampling).roll(rendered, requests)
     return context.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
 
 

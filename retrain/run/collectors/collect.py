@@ -123,7 +123,7 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     # Not between rounds: the problems of a step depend on earlier steps only.
     metrics |= brought.metrics | context.task.learn(solved(rollouts))
-    problems = {group: posed for part in rounds for group, posed in part.problems.items()}
+    problems = {group: rendered for part in rounds for group, rendered in part.problems.items()}
     rows = bool(kept or brought.experts)
     batch = context.layout.batch(kept, step, brought.experts).replace(problems=problems) if rows else None
     train = {*map(id, kept)}
@@ -338,13 +338,13 @@ def sampled(
         The scored rollouts, the rendered problem of each group by number, and the new cursor.
     """
     training = context.config.training
-    posed, after = next_problems(context, cursor, prompts)
-    requests = requests_for(posed, training.group_size, training.max_tokens)
-    rollouts = roll(context, posed, requests, train_sampling(context.config, context.loaded.stop_ids, seed), first)
-    rollouts = score(context.chat, context.pool, posed, rollouts, training.max_tokens)
+    rendered, after = next_problems(context, cursor, prompts)
+    requests = requests_for(rendered, training.group_size, training.max_tokens)
+    rollouts = roll(context, rendered, requests, train_sampling(context.config, context.loaded.stop_ids, seed), first)
+    rollouts = score(context.chat, context.pool, rendered, rollouts, training.max_tokens)
     if "greedy_rewards" in context.pipeline.reads:
-        rollouts = _against_greedy(context, posed, rollouts, first)
-    return rollouts, dict(enumerate(posed, first)), after
+        rollouts = _against_greedy(context, rendered, rollouts, first)
+    return rollouts, dict(enumerate(rendered, first)), after
 
 
 def next_problems(context: RunContext, cursor: int, count: int) -> tuple[list[RenderedPrompt], int]:
@@ -356,13 +356,13 @@ def next_problems(context: RunContext, cursor: int, count: int) -> tuple[list[Re
 
 
 def _against_greedy(
-    context: RunContext, posed: Sequence[RenderedPrompt], rollouts: list[Rollout], first: int
+    context: RunContext, rendered: Sequence[RenderedPrompt], rollouts: list[Rollout], first: int
 ) -> list[Rollout]:
     """Sample a greedy completion of every prompt, and return the rollouts with its reward."""
     most = context.config.training.max_tokens
     sampling = greedy_sampling(context)
-    answers = roll(context, posed, requests_for(posed, 1, most), sampling, first)
-    return with_greedy(rollouts, score(context.chat, context.pool, posed, answers, most))
+    answers = roll(context, rendered, requests_for(rendered, 1, most), sampling, first)
+    return with_greedy(rollouts, score(context.chat, context.pool, rendered, answers, most))
 
 
 def with_greedy(rollouts: Sequence[Rollout], greedy: Sequence[Rollout]) -> list[Rollout]:
@@ -377,7 +377,7 @@ def with_greedy(rollouts: Sequence[Rollout], greedy: Sequence[Rollout]) -> list[
 
 def roll(
     context: RunContext,
-    posed: Sequence[RenderedPrompt],
+    rendered: Sequence[RenderedPrompt],
     requests: Sequence[Request],
     sampling: Sampling,
     first: int = 0,
@@ -391,8 +391,8 @@ def roll(
     """
     sampler, chat, pool = context.sampler, context.chat, context.env_pool
     if pool is None:
-        return EpisodeRunner(sampler, chat, sampling).roll(posed, requests, first)
-    return sampler.run_on_rank0(lambda one: EpisodeRunner(one, chat, sampling, pool).roll(posed, requests, first))
+        return EpisodeRunner(sampler, chat, sampling).roll(rendered, requests, first)
+    return sampler.run_on_rank0(lambda one: EpisodeRunner(one, chat, sampling, pool).roll(rendered, requests, first))
 
 
 def assign_credit(pipeline: Pipeline, policy: Policy, batch: Batch) -> tuple[Batch, Metrics]:
@@ -426,14 +426,16 @@ def _weighted(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
     return {name: sum(n * r[name] for n, r in reports if name in r) / rows[name] for name in names}
 
 
-def draw(task: Task, chat: Chat, room: float, cursor: int, count: int, limit: str) -> tuple[list[RenderedPrompt], int]:
-    """Return the next `count` rendered problems whose prompts fit into `room` tokens.
+def draw(
+    task: Task, chat: Chat, most_tokens: float, cursor: int, count: int, limit: str
+) -> tuple[list[RenderedPrompt], int]:
+    """Return the next `count` rendered problems whose prompts have at most `most_tokens` tokens.
 
     Longer prompts are skipped, because a single one must not end a run of many hours.
 
     Args:
         cursor: index of the task's next unused problem.
-        limit: origin of `room`, for the error message: completes "longer than the tokens that ...".
+        limit: origin of `most_tokens`, for the error message: completes "longer than the tokens that ...".
     Returns:
         The problems, and the new cursor.
     Raises:
@@ -443,13 +445,13 @@ def draw(task: Task, chat: Chat, room: float, cursor: int, count: int, limit: st
     while len(found) < count:
         if len(too_long) >= _MOST_TOO_LONG:
             raise DataError(
-                f"{_MOST_TOO_LONG} prompts in one step are longer than the {room:g} tokens that {limit}: they have "
-                f"{min(too_long)} to {max(too_long)} tokens; change the limit, or the data"
+                f"{_MOST_TOO_LONG} prompts in one step are longer than the {most_tokens:g} tokens that {limit}: they "
+                f"have {min(too_long)} to {max(too_long)} tokens; change the limit, or the data"
             )
         problem = task.problem(cursor)
         prompt = chat.prompt(problem.prompt)
         cursor += 1
-        if len(prompt.ids) <= room:
+        if len(prompt.ids) <= most_tokens:
             found.append((problem, prompt))
         else:
             too_long.append(len(prompt.ids))
@@ -471,16 +473,16 @@ def train_sampling(config: Config, stop_ids: tuple[int, ...], seed: int) -> Samp
     return Sampling(config.training.temperature, rollout.top_p, rollout.top_k, stop_ids, seed)
 
 
-def requests_for(posed: Sequence[RenderedPrompt], count: int, max_tokens: int) -> list[Request]:
+def requests_for(rendered: Sequence[RenderedPrompt], count: int, max_tokens: int) -> list[Request]:
     """Return a request for `count` completions of each prompt.
 
     The random stream of a request is the index of its prompt.
     """
-    return [Request(prompt.ids, count, max_tokens, stream) for stream, (_, prompt) in enumerate(posed)]
+    return [Request(prompt.ids, count, max_tokens, stream) for stream, (_, prompt) in enumerate(rendered)]
 
 
 def score(
-    chat: Chat, pool: RewardPool, posed: Sequence[RenderedPrompt], rollouts: Sequence[Rollout], max_tokens: int
+    chat: Chat, pool: RewardPool, rendered: Sequence[RenderedPrompt], rollouts: Sequence[Rollout], max_tokens: int
 ) -> list[Rollout]:
     """Return the rollouts with reward, parts, correctness and status from `[[rewards]]`.
 
@@ -488,13 +490,13 @@ def score(
     last turn of an episode with several turns.
 
     Args:
-        posed: the problems; the group with the smallest number belongs to the first.
+        rendered: the problems; the group with the smallest number belongs to the first.
     """
     first = min((rollout.group for rollout in rollouts), default=0)
     waiting = [index for index, rollout in enumerate(rollouts) if rollout.reward is None and rollout.status == "ok"]
     items: list[dict[str, Any]] = []
     for rollout in (rollouts[index] for index in waiting):
-        problem, last = posed[rollout.group - first][0], rollout.turns[-1]
+        problem, last = rendered[rollout.group - first][0], rollout.turns[-1]
         items.append(
             {
                 "completion": chat.decode(rollout.completion_ids[last.start :]) if last.start else rollout.text,
