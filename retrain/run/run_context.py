@@ -164,7 +164,7 @@ class RunContext(SamplingContext):
     sets: Mapping[str, RunContext] = field(default_factory=dict[str, "RunContext"])
 
     def request_stop(self) -> None:
-        """Ask sampler and episode source to stop after this step. Called in a signal handler."""
+        """Request sampler and episode source to stop after this step. Called in a signal handler."""
         self.sampler.request_stop()
         if self.source is not None:
             self.source.request_stop()
