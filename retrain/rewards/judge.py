@@ -18,6 +18,8 @@ _SCORE = (
     r"(-?\d+(?:[.,]\d+)?)(?:\s*(?:/|out\s+of)\s*\d+)?[*_.\s]*\Z"
 )
 """A line that consists of a score, such as "Score: 7" or "**Final score (0-10): 7.5/10**"."""
+_OUT_OF = re.compile(r"(?i)(?:/|out\s+of)\s*(\d+)[*_.\s]*\Z")
+"""The end of such a line, with the largest score."""
 
 
 @reward(
@@ -88,6 +90,9 @@ class Judge(JudgeEndpoint):
             line = last_line(answer)
             found = [*re.finditer(self.pattern, line)]
             value = found[0][1] if len(found) == 1 and found[0].start() == 0 else None
+            scale = _OUT_OF.search(line) if self.pattern == _SCORE else None
+            if scale and float(scale[1]) != self.highest:
+                raise ValueError(f"the judge's score is out of {scale[1]}, not out of {self.highest:g}")
         return self.scaled(value, answer)
 
 

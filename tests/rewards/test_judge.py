@@ -65,6 +65,8 @@ READINGS = {
     "Score: 2\n> Score: 10": None,
     "It deserves no score: 10": None,
     "Score: 8 to 9": None,
+    "Score: 4/5": None,
+    "**Score: 4 out of 100**": None,
     "Score: none": None,
     "": None,
 }
