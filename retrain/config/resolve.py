@@ -37,7 +37,8 @@ MIXED = {
     "environments": {"environment": ("name", "params"), "task": ("task", "task_params")},
     "tasks": {"task": ("name", "params")},
 }
-"""Section with entries to mix -> kind -> (key that names the component, key with its parameters)."""
+"""For each section whose entries are mixed, and each kind: (the key of an entry that names the component, the key with
+its parameters)."""
 
 
 def labels(config: Config) -> tuple[str, ...]:
@@ -158,9 +159,10 @@ class Resolved:
         """Return the objective that an update minimizes.
 
         Args:
-            exact: True if the engine's log-probs equal the trainer's. Otherwise, or if a source brings rollouts of
-                other weights, truncated importance weights are added, unless the chain has importance weights or a
-                loss term compares with the sampler's log-probs. Corrections that only drop tokens are kept in addition.
+            exact: True if the engine's log-probs equal the trainer's. If False, or if a source brings rollouts of other
+                weights, truncated importance weights are added. They are not added if the chain has importance
+                weights, or if a loss term reads the sampler's log-probs. Corrections that only drop tokens are kept
+                in addition.
         """
         exact = exact and not any(brings(one, "rollouts") for one in self.all("source"))
         chain = self._chain
@@ -241,7 +243,7 @@ def reward_columns(rewards: Sequence[Bound]) -> list[tuple[str, float]]:
 
 
 def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
-    """Yield every key that names a component: keys of sections, and parameters annotated with a kind in tables."""
+    """Yield every key that names a component: keys of sections, and parameters of tables annotated with a kind."""
     mix = next((section for section in MIXED if getattr(config, section)), "")
     yield from _expert_slots(config)
     for kind in registry.KINDS.values():

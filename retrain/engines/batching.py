@@ -54,7 +54,7 @@ class RequestLane(Lane):
 
 
 class BatchLane(Lane):
-    """Collects requests and samples them in one call, in the thread that runs the event loop.
+    """Collects requests and samples them in one call, in the thread that waits in `event_loop.run`.
 
     A batch starts once every party has a waiting request, as at a barrier that parties can join and
     leave. The composition of a batch therefore depends on the environments' observations and not on
@@ -149,7 +149,11 @@ class ExclusiveSampler(Sampler):
 
 
 def for_continuous_sampling(sampler: Sampler) -> Sampler:
-    """Return the engine as a continuous run uses it, from two threads."""
+    """Return a sampler that two threads may use.
+
+    This is the engine itself, switched to continuous mode, if it takes single requests, and otherwise an
+    `ExclusiveSampler` around it.
+    """
     if takes_requests(sampler):
         sampler.continuous = True
         return sampler

@@ -33,7 +33,7 @@ def row_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[T
 def turn_sum(
     values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """Sum over the masked positions of each turn of a row, at each of these positions; 0 outside the mask.
+    """At each masked position, the sum over all masked positions of the same turn of its row; 0 outside the mask.
 
     `turn_ids` number the turns of a row from 0.
     """
@@ -45,7 +45,7 @@ def turn_sum(
 def turn_mean(
     values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """Mean over the masked positions of each turn of a row, at each of these positions; 0 outside the mask."""
+    """At each masked position, the mean over all masked positions of the same turn of its row; 0 outside the mask."""
     return turn_sum(values, mask, turn_ids) / turn_sum(mask.to(values.dtype), mask, turn_ids).clamp(min=1)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from retrain.functional.ratios import log_ratio
 
 _MIN_SHARE = 2 / 3
-"""Smallest share of votes for the old policy of a stale sampler."""
+"""A sampler is stale only if more than this share of its votes is for the old policy."""
 _MAX_FALSE_ALARMS = 1e-6
 """Largest probability with which random votes are called stale."""
 

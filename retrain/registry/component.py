@@ -16,7 +16,7 @@ from pydantic.errors import PydanticUserError
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
 from retrain.registry.traits import LossTraits, Traits, current_names
-from retrain.registry.verbs import ResultCheck, guarded, misread
+from retrain.registry.verbs import ResultCheck, guarded, wrong_signature
 
 Contract = Literal["columns", "lists", "context"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -107,7 +107,7 @@ class Component:
         names = {"__module__": target.__module__, "__doc__": target.__doc__}
         whole: Any = target if protocol in target.__mro__ else type(target.__name__, (target, protocol), names)
         lacking = ", ".join(sorted(whole.__abstractmethods__))
-        if wrong := f"lacks {lacking}" if lacking else misread(whole, protocol):
+        if wrong := f"lacks {lacking}" if lacking else wrong_signature(whole, protocol):
             raise ComponentError(
                 f"{self.kind} {self.name!r} {wrong}", f"see {protocol.__name__} in retrain/protocols.py"
             )

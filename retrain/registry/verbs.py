@@ -172,8 +172,11 @@ PART: Mapping[str, ResultCheck] = {"state_dict": state} | dict.fromkeys(
 )
 
 
-def misread(whole: type[Any], protocol: type[Any]) -> str:
-    """Describe the first method that cannot take the arguments that the protocol passes to it; return "" if all fit."""
+def wrong_signature(whole: type[Any], protocol: type[Any]) -> str:
+    """Describe the first method whose signature does not fit the protocol; return "" if all fit.
+
+    A method must take the arguments that the protocol passes by position, and must not name them in another order.
+    """
     for verb, default in inspect.getmembers(protocol, inspect.isfunction):
         own = inspect.getattr_static(whole, verb)
         if verb.startswith("_") or own is default or not inspect.isfunction(own):
@@ -193,7 +196,7 @@ def misread(whole: type[Any], protocol: type[Any]) -> str:
 
 
 def _columns(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Collect the columns in a method's arguments, from batches and plain dicts; it must not modify them."""
+    """Collect the columns of the batches and dicts among a method's arguments. The method must not modify them."""
     found = dict[str, Any]()
     for one in arguments:
         if isinstance(one, Batch):

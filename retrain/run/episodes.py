@@ -42,15 +42,15 @@ class Episode(Transcript):
         member: index in its group.
         place: index among all episodes of one call of `EpisodeRunner.roll`.
         stream: random stream of its group's request.
-        session: number of its group's session, see `Request.session`.
+        session: number of its group's session, see `Request.session`; None without an environment.
         left: number of tokens that the model may still sample.
         env: the environment; None if the run has none.
         state: key of the environment's present state, see `Answer.state`.
-        ended: reason why the episode ended, see `Rollout.ended`; "" while it runs.
+        ended: reason why the episode ended, see `Rollout.ended`; "" while it runs, and without an environment.
         over: True if no more turns are sampled.
         detail: error message and traceback of a failed episode.
         parts: rewards that the environment returned at the end, by name; None if it returned none.
-        metrics: the environment's counts, summed over the episode.
+        metrics: counts of the environment, and observation tokens, summed over the episode.
     """
 
     problem: Problem
@@ -69,7 +69,7 @@ class Episode(Transcript):
     metrics: Metrics = field(default_factory=Metrics)
 
     def finish(self, how: str, detail: str = "") -> None:
-        """End the episode.
+        """Mark the episode as ended; its environment is closed later, with its group.
 
         Args:
             how: value of `ended`.

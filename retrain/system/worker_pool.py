@@ -29,7 +29,10 @@ _CHUNK = 32
 _EXIT_POLLS, _EXIT_POLL_S = 1000, 0.005
 """Number of polls for the exit code of a worker whose pipe is closed, and seconds between two polls."""
 _MAX_IDLE_LOSSES = 5
-"""Largest number of workers in a row that may be lost before they answered a call, if no call was the cause."""
+"""Maximum number of consecutive workers that are lost before they answer a call, without a guilty call.
+
+After that many no further worker is started.
+"""
 
 
 class CallLost(Exception):  # noqa: N818 - not always an error
@@ -68,7 +71,7 @@ class Usage:
     Attributes:
         calls: number of calls.
         seconds: total time that workers were busy, summed over workers.
-        idle_losses: number of workers in a row that were lost before they answered a call, without a guilty call.
+        idle_losses: number of consecutive workers that were lost before they answered a call, without a guilty call.
     """
 
     calls: int = 0
@@ -171,7 +174,7 @@ class WorkerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle answers, one per line.
 
-        Lines before an invalid one are valid answers, so that only the call of the invalid answer is guilty.
+        Answers before an invalid line are accepted first, so only calls that are still open can be guilty.
         """
         *lines, self._unread = (self._unread + data).split(b"\n")
         try:
@@ -341,7 +344,7 @@ class WorkerPool:
         """Distribute independent calls over the workers.
 
         All workers are started before the first call. If a worker is lost, another worker (or its replacement) gets
-        the calls that it had not started.
+        those of its calls that are not guilty.
 
         Args:
             bodies: the calls.

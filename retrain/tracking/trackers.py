@@ -1,8 +1,8 @@
 """Trackers for Weights & Biases, TensorBoard and trackio.
 
-A tracker connects at the first row instead of when it is built, so that a failing service only disables its
-`SafeTracker`. It sends the metrics, the resolved configuration with secrets masked, and the number of completions set
-by `[logging] completions`. It does not send the command line, environment variables, source files or console output.
+A tracker connects at the first row and not when it is built: if the service fails, its `SafeTracker` disables it and
+the run goes on. It sends the metrics, the resolved configuration with secrets masked, and as many completions as
+`[logging] completions` says. It does not send the command line, environment variables, source files or console output.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ ROLLOUT_PATIENCE = 10
 _ANSWER_S = 3.0
 """Seconds that a rank waits after a timeout to find out which other ranks are alive."""
 _LEAVE_S = 2.0
-"""Seconds that a rank has for an orderly end after it lost another. Then it exits: a thread may wait for that rank."""
+"""Seconds that a rank has for an orderly end after it lost another. Then it exits at once, because a thread may still
+wait for the lost rank."""
 _LOST = re.compile(r"timed? ?out|connection (reset|closed|refused)|gloo|nccl|socket|broken pipe", re.IGNORECASE)
 """Matches the messages of torch's communication errors, which have no class of their own but RuntimeError."""
 _SHARED = (DataError, DivergedError, EngineError, Preempted, StorageError, UserCodeError)

@@ -43,15 +43,15 @@ def pkpo(
     g_1 <= ... <= g_n are the n rewards of a group in ascending order, and p is the rank of row i.
     The mean over rows of A_i * grad log p_i is an unbiased estimate of the gradient of the objective.
 
-    Advantages are at least 0 (with "none", if the rewards are). They are at most k times the range of the rewards,
-    with "none" k times the largest reward, so a learning rate tuned for `grpo` is too large. `whiten` makes some of
-    the advantages negative.
+    For k > 1, advantages are at least 0 (with "none", if the rewards are). They are at most k times the range of the
+    rewards, with "none" k times the largest reward, so a learning rate tuned for `grpo` is too large. `whiten` makes
+    some of the advantages negative.
 
     Args:
         rewards: [N] float, any unit; group_ids: [N] int.
-        k: number of completions of which the best counts. A group with fewer rows uses their number.
-        baseline: "loo_minus_one" subtracts a baseline computed from k - 1 other rows. With "none", the variance is
-            larger, and the advantage of a single row is its reward.
+        k: number of completions of which the best counts. In a group with fewer than k rows, k is its number of rows.
+        baseline: "loo_minus_one" subtracts a baseline, for k > 1 computed from k - 1 other rows. With "none", the
+            variance is larger, and the advantage of a single row is its reward.
     Returns:
         [N] in the unit of the reward; 0 in a group of equal rewards with "loo_minus_one".
     References: Walder and Karkhanis, Pass@K Policy Optimization, arXiv:2505.15201 (n times the
@@ -80,7 +80,7 @@ def pkpo(
 
 @advantage("pass_at_k", check=_check_subset, unit_variance=True)
 def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tensor:
-    """Advantage for pass@k: the mean over the k-subsets that contain the completion of their normalised best reward.
+    """Advantage for pass@k: the normalised best reward of k rows, averaged over subsets that contain the completion.
 
     A = (1 - R) / sd on correct rows,  A = (1 - R - C(w-1,k-1) / C(n-1,k-1)) / sd on wrong rows,
     R = 1 - C(w,k) / C(n,k),  sd = sqrt(R (1 - R)),  w wrong rows of n; 0 where sd = 0
@@ -89,7 +89,8 @@ def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tenso
 
     Args:
         correct: [N] bool; group_ids: [N] int. Partial rewards are not used.
-        k: size of a subset; k = 1 is `grpo_std` for 0/1 rewards. A group with fewer rows uses their number.
+        k: size of a subset; k = 1 is `grpo_std` for 0/1 rewards. In a group with fewer than k rows, k is its number of
+            rows.
     Returns:
         [N] float32 without unit. 0 in a group with more than n - k correct rows, where every subset has one, and in
         a group without correct rows.

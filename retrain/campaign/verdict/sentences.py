@@ -41,7 +41,7 @@ def sentence(one: Comparison) -> str:
 
 
 def title(one: Comparison) -> str:
-    """Return `gtpo on top of maxrl` if the label is the other label plus one stage, else `maxrl against grpo`."""
+    """Return `gtpo on top of maxrl` for a condition that adds one stage to the other, else `maxrl against grpo`."""
     added = one.condition.removeprefix(one.against)
     if added != one.condition and (added[:1] == "+" or (added[:1] == "_" and "+" in one.against)):
         return f"{added[1:]} on top of {one.against}"
@@ -64,8 +64,9 @@ def numbers(one: Comparison) -> str:
 def conclusion(one: Comparison) -> str:
     """Return the conclusion from a comparison.
 
-    This is "better" or "worse" if the difference is significant. Otherwise it is "no difference",
-    "higher" or "lower" without significance, or "inconclusive" with the number of seeds needed.
+    This is "better" or "worse" if the difference is significant. Otherwise it is "no difference" if the
+    runs are identical, "higher" or "lower" without significance, or "inconclusive", if possible with the
+    number of seeds needed.
     """
     unit = "warm start" if one.starts > 1 else "seed"
     if one.significant:

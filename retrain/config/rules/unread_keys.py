@@ -20,7 +20,7 @@ _NOTHING = "nothing in this run reads it"
 
 
 def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Yield every key that no component of the run reads, in tables of components and beside a component's name.
+    """Yield each key of a component's table, or beside a component's name, that no component of the run reads.
 
     A component reads the keys of its schema, except those that its trait `when` switches off.
     """
@@ -46,8 +46,9 @@ def judged(
 ) -> tuple[list[ConfigProblem], list[ConfigProblem]]:
     """Split unread keys into (errors, warnings).
 
-    A key that a plug-in can read through its argument `ctx` is a warning. If the command line overrides keys, unread
-    keys of the file are ignored: with `--set rollout.engine=torch` nothing reads [vllm], but the file is correct.
+    A key that no component reads, but that a plug-in can read through its argument `ctx`, is a warning.
+    If the command line overrides keys, unread keys of the file are ignored: with
+    `--set rollout.engine=torch` nothing reads [vllm], but the file is correct.
 
     Args:
         unread: unread keys with their problems.
@@ -70,7 +71,10 @@ def _is_shown(path: Path) -> bool:
 
 
 def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> Iterator[Finding]:
-    """Yield the unread keys of the table [algorithm.NAME]. Only components named by a dotted path read this table."""
+    """Yield the unread keys of [algorithm.advantage_params], [algorithm.transform_params] or [algorithm.params].
+
+    Only components named by a dotted path read these tables.
+    """
     named = {slot: one for slot, one in used.items() if slot.params_path == ("algorithm", name)}
     dotted = {slot.name: one for slot, one in named.items() if is_dotted(slot.name)}
     tables = " or ".join(f"[{one.component.table}]" for slot, one in named.items() if not is_dotted(slot.name))

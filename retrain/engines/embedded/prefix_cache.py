@@ -35,8 +35,8 @@ class PrefixCache:
 
     All contexts of the cache were computed with the same weights and sampling settings. Each call of
     the engine adds its contexts, and removes those of the earlier calls that it extended. So the cache
-    holds the latest call of each lane of episodes. The context of a later turn extends that of the turn
-    before it, which a lookup therefore finds regardless of the calls of other lanes and their timing.
+    holds the latest call of each lane of episodes. The context of a turn extends the context of the turn
+    before it, so a lookup finds the earlier context whatever other lanes call in between.
 
     Args:
         budget: largest size of one call's cached keys and values, in bytes.
@@ -115,7 +115,7 @@ class PrefixCache:
 def start_from(found: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Request]) -> Start:
     """Return a function that copies cached keys and values into new slots.
 
-    It fills the positions that are cached for every request. A request's last token is never copied,
+    It fills the leading positions that are cached for all requests. A request's last token is never copied,
     because the model must process it to return logits.
 
     Args:

@@ -215,7 +215,7 @@ class VllmEngine(Sampler):
             raise
 
     async def _keep_stepping(self) -> None:
-        """Sample token by token, in the thread that runs the event loop, until no request is left."""
+        """Sample token by token, in the thread that waits in `event_loop.run`, until no request is left."""
         new, running = list[_PendingRequest](), dict[str, _PendingRequest]()
         try:
             while self._pending or running:

@@ -29,7 +29,12 @@ Name = Literal["file", "nccl", "ipc"]
 DEVICES = {"cuda"}
 """Devices from which vLLM's transfer can send weights."""
 _SHUTDOWN_S = 10.0
-_VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+_IMPORT_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+}
+"""Environment variables while vLLM is imported: no usage statistics, only errors in the log."""
 _T = TypeVar("_T")
 
 
@@ -94,7 +99,7 @@ class NativeTransfer:
         self._links: dict[str, _Client] = {}
         self._one_at_a_time = threading.Lock()
         try:
-            with Isolation(_VARIABLES)():
+            with Isolation(_IMPORT_ENVIRONMENT)():
                 self._library = importlib.import_module("vllm.distributed.weight_transfer")
                 self._engine = importlib.import_module(f"vllm.distributed.weight_transfer.{name}_engine")
         except Exception as error:
@@ -194,7 +199,8 @@ class _Client:
         self.engine: Any = None
 
     def reset(self) -> None:
-        """End an unfinished update, whose partly loaded layers would otherwise absorb the next weights."""
+        """End an unfinished update, so that its partly loaded layers do not take weights of the next, and the server's
+        side of the transfer."""
         with suppress(http.HttpError):
             self.start_weight_update()  # the server rejects this while an update is open
         self.finish_weight_update()

@@ -12,7 +12,8 @@ from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
 PLANS = {"notice that": (1, 1), "what if we": (1, 0), "the key is": (0, 1)}
-"""Planning phrase -> factors of the two numbers' digits, which are then added modulo 10."""
+"""Planning phrase -> (factor of the first number's digit, factor of the second's). A digit of the answer is the sum of
+the two products modulo 10."""
 
 _LETTERS = "xyz"
 _PLAN = re.compile("|".join(PLANS))
@@ -26,7 +27,7 @@ _PLAN = re.compile("|".join(PLANS))
     settings=SHORT,
 )
 class Planning(Drawn):
-    """An early plan decides the answer: the right one depends on the problem, and demonstrations choose it at random.
+    """An early plan decides the answer. The problem determines which is right; demonstrations choose one at random.
 
     The letter of `37x52?` determines the right plan: add the digits of the two numbers (x), copy those of the first (y)
     or copy those of the second (z). A demonstration begins with the phrase of one of the three plans, chosen at random,
