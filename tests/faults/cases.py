@@ -280,12 +280,14 @@ def _table(title: str, cases: dict[str, Case], outcomes: dict[str, list[tuple[st
     for name, case in cases.items():
         found = [one for test in case.tests for one in outcomes.get(test, [("missing", 0.0)])]
         worst = next(
-            (result for result in ("missing", "failed", "skipped") if any(r == result for r, _ in found)), "ok"
+            (result for result in ("missing", "failed", "ok") if any(r == result for r, _ in found)), "skipped"
         )
+        skipped = sum(result == "skipped" for result, _ in found)
+        left_out = f" ({skipped} tests were skipped)" if skipped and worst != "skipped" else ""
         bad += worst in ("missing", "failed")
         seconds = sum(time for _, time in found)
         spent += seconds
-        print(f"{name:>4}  {worst:<7} {len(found):>5} {seconds:>8.1f}  {case.inject} -> {case.must}")
+        print(f"{name:>4}  {worst:<7} {len(found):>5} {seconds:>8.1f}  {case.inject} -> {case.must}{left_out}")
     print(f"{len(cases) - bad} passed, {bad} failed, {spent:.0f} s of tests")
     return bad
 
