@@ -19,6 +19,10 @@ if [ -n "${RESULTS_FILE:-}" ]; then
     exec "$retrain" score "$RESULTS_FILE" --k 1
 fi
 
+for name in BUILTIN_ONLY USE_MATH; do
+    case ${!name:-0} in 0 | 1) ;; *) echo "$name=${!name}: set it to 0 or 1" >&2; exit 2 ;; esac
+done
+
 sizes=(--out "$data" --train-size "${TRAIN_SIZE:-200}" --val-size "${VAL_SIZE:-50}" --force)
 if [ "${BUILTIN_ONLY:-0}" = 1 ]; then
     "$retrain" data prepare --builtin "${sizes[@]}"

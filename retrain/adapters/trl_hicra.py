@@ -63,6 +63,7 @@ class HICRATrainer(AdvantageMixin, _trl.GRPOTrainer):
     The arguments are those of GRPOTrainer; `args` is a HICRAConfig.
 
     Raises:
+        TypeError: `args` is not a HICRAConfig.
         ConfigError: a parameter of HICRA out of range, or unusable strategic grams.
     """
 
@@ -71,6 +72,8 @@ class HICRATrainer(AdvantageMixin, _trl.GRPOTrainer):
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: HICRAConfig | None = None, **others: Any) -> None:
         args = HICRAConfig() if args is None else args
+        if not isinstance(args, HICRAConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"args is a {type(args).__name__}; HICRATrainer takes a HICRAConfig")
         self.retrain_tables = args.tables()
         self._use_hicra = args.use_hicra
         load_credit(None, {}, self.retrain_transform, self.retrain_tables)

@@ -25,7 +25,7 @@ _Origin = Annotated[str | None, typer.Argument(help="The file, the id of the dat
 def data(  # noqa: PLR0913 - one option each
     origin: _Origin = None,
     out: Annotated[Path, typer.Option("--out", "--output-dir", help="Folder to write into.")] = Path("data/processed"),
-    source: Annotated[DataSource, typer.Option(help="Kind of source.")] = "builtin",
+    source: Annotated[DataSource | None, typer.Option(help="Kind of source. [default: builtin]")] = None,
     builtin: Annotated[bool, typer.Option("--builtin", "--builtin-only", help="The same as --source builtin.")] = False,
     task: Annotated[str, typer.Option(help="The task of --source builtin.")] = "addition",
     train_size: Size = None,
@@ -49,7 +49,10 @@ def data(  # noqa: PLR0913 - one option each
     """
     from retrain.tools.prepared_data import as_jsonl, divide, final_answer, publish, rows
 
-    training, sets = _tasks("builtin" if builtin else source, origin, task, seed, overrides or [])
+    if source is None and not builtin and origin is None:
+        say(f'built-in task "{task}"; --source names other problems, such as a data set of the hub')
+    source = "builtin" if builtin or source is None else source
+    training, sets = _tasks(source, origin, task, seed, overrides or [])
     splits = divide(training, sets, train_size, val_size)
     if final:
         splits = {split: [final_answer(problem) for problem in side] for split, side in splits.items()}

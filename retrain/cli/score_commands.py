@@ -26,7 +26,9 @@ def score(  # noqa: PLR0913 - the options of the command
     file: Annotated[
         Path, typer.Argument(help="A run; or JSON lines: predictions, lengths, ground_truth.", show_default=False)
     ],
-    base: Annotated[Path | None, typer.Option(help="Rollouts of another model on the same problems.")] = None,
+    base: Annotated[
+        Path | None, typer.Option("--base", "--base-results", help="Rollouts of another model on the same problems.")
+    ] = None,
     ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="Also report pass@K. Repeatable.")] = None,
     step: Annotated[
         int | None, typer.Option(min=0, help="Step of a run's evaluation to score; unset: the last evaluation.")

@@ -135,9 +135,10 @@ def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
         return "is a key of another trainer", here
     table = tuple(part for part in path[:-1] if isinstance(part, str))
     siblings = known.get(table, [])
-    if near := did_you_mean(key, siblings, cutoff=0.75):
+    owners = [owner for owner, keys in known.items() if key in keys and owner != table]
+    if not owners and (near := did_you_mean(key, siblings, cutoff=0.75)):
         return "unknown key", near
-    if owners := [owner for owner, keys in known.items() if key in keys and owner != table]:
+    if owners:
         places = " or ".join(f"[{'.'.join(owner)}]" for owner in owners[:3])
         return "unknown key here", f"{key} belongs {f'in {places}' if owners[0] else 'at the top level'}"
     fix = f"keys of [{'.'.join(table)}]: {', '.join(siblings) or 'none'}"

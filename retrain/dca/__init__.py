@@ -9,7 +9,7 @@ arXiv:2602.02099. Arrays are lists, numpy arrays or tensors; results are tensors
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.adapters.core import compute_advantage as compute_advantage
@@ -35,6 +35,9 @@ __all__ = [
     "reward_for_verl",
     "rewards_coupled_lp",
 ]
+
+
+_REWARD_MODES = ("vanilla", "grpo_lp", "dca", "dca_grpo", "dca_rloo")
 
 
 def advantage_dca_grpo(
@@ -108,11 +111,15 @@ def rewards_coupled_lp(
         gamma: penalty per token.
     Returns:
         [N] float64.
+    Raises:
+        ValueError: the lengths are not N numbers of tokens.
     References: Arora and Zanette, arXiv:2502.04463.
     """
     import torch
 
     correct, tokens = torch.as_tensor(correct_mask).bool(), torch.as_tensor(lengths).double()
+    if tokens.shape != correct.shape or not bool(((tokens >= 0) & tokens.isfinite()).all()):
+        raise ValueError(f"lengths are not {len(correct)} numbers of tokens")
     return (1 - gamma * tokens).where(correct, 0.0)
 
 
@@ -139,7 +146,8 @@ def compute_advantage_for_slime(  # noqa: PLR0913 - the documented call, every o
         beta: parameter of DCA.
         gamma: parameter of "grpo_lp".
         use_rloo: use leave-one-out baselines for "dca".
-        use_dynamic: parameter of DCA.
+        use_dynamic: multiply DCA's length term by the share of correct completions of the group, as the reference
+            implementation does by default; False: the formula as printed.
         reward_key: name of the array of rewards.
         length_key: name of the array with the numbers of response tokens.
         correct_key: name of an array of booleans; by default a reward above 0.5 is correct.
@@ -148,12 +156,12 @@ def compute_advantage_for_slime(  # noqa: PLR0913 - the documented call, every o
         [N] in the precision of the rewards (float32 for lists).
     Raises:
         KeyError: the batch lacks an array.
-        ValueError: N is not a multiple of group_size.
+        ValueError: group_size is not positive, or N is not a multiple of it.
     """
     rewards = batch[reward_key]
     count = len(rewards)
-    size = group_size or count
-    if count % max(size, 1):
+    size = count if group_size is None else group_size
+    if size < min(count, 1) or (count and count % size):
         raise ValueError(f"{count} completions cannot be divided into groups of {size}; set group_size")
     mode, params = _settings(adv_mode, beta, gamma, use_rloo=use_rloo, use_dynamic=use_dynamic)
     return compute_advantage(
@@ -183,7 +191,11 @@ def reward_for_verl(
         gamma: penalty per token.
     Returns:
         [N] float64.
+    Raises:
+        ValueError: there is no such mode, or the lengths do not fit.
     """
+    if mode not in _REWARD_MODES:
+        raise ValueError(f"there is no mode {mode!r}; use one of {', '.join(_REWARD_MODES)}")
     return rewards_coupled_lp(correct, lengths, gamma if mode == "grpo_lp" else 0.0)
 
 
@@ -193,13 +205,13 @@ reward_for_slime = reward_for_verl
 
 def compute_accuracy(correct: Sequence[Sequence[bool]]) -> float:
     """pass@1: share of problems whose first completion is correct; 0 if there are no problems."""
-    return sum(bool(row[0]) for row in correct) / len(correct) if correct else 0.0
+    return sum(len(row) > 0 and bool(row[0]) for row in correct) / len(correct) if len(correct) else 0.0
 
 
 def compute_avg_tokens(lengths: Sequence[Sequence[int] | int]) -> float:
     """Mean number of tokens over all completions of all problems; 0 if there are no completions."""
-    flat = [n for row in lengths for n in ([row] if isinstance(row, int) else row)]
-    return sum(flat) / len(flat) if flat else 0.0
+    flat = [n for row in lengths for n in (row if isinstance(row, Iterable) else [row])]
+    return float(sum(flat)) / len(flat) if flat else 0.0
 
 
 def aes_score(accuracy: float, base_accuracy: float, avg_tokens: float, base_avg_tokens: float) -> float:

@@ -153,7 +153,8 @@ def compare(results: Sequence[Result], base: Sequence[Result], ks: Sequence[int]
 
 
 def _parse(place: str, row: Any) -> Result:
-    found = checked(_ROW, row)
+    given = {key: value for key, value in row.items() if value is not None} if isinstance(row, dict) else row
+    found = checked(_ROW, given)
     predictions, lengths = found["predictions"], found["lengths"]
     if not isinstance(row["lengths"], list):  # a single number is the length of every prediction
         lengths = lengths * len(predictions)

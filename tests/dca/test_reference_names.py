@@ -67,3 +67,25 @@ def test_metrics():
     assert dca.pass_at_k(3, 1, 2) == pytest.approx(2 / 3)
     assert dca.is_equivalent_math("#### 1,234", "1234")
     assert set(dca.__all__) <= set(dir(dca))
+
+
+@pytest.mark.parametrize("size", [-1, -2, 0, 3, 8])
+def test_groups_must_divide_the_batch(size):
+    batch = {"rewards": [1.0, 0, 1, 1], "response_lengths": [10, 20, 30, 40]}
+    with pytest.raises(ValueError, match="cannot be divided"):
+        dca.compute_advantage_for_slime(batch, adv_mode="dca", group_size=size)
+
+
+def test_a_mistyped_baseline_and_odd_lengths_are_refused():
+    for mode in ("grpo-lp", "GRPO_LP", "x"):
+        with pytest.raises(ValueError, match="there is no mode"):
+            dca.reward_for_verl([1, 0, 1], [10, 20, 30], mode=mode)
+    for lengths in ([10, 20], [10, 20, float("nan")], [10, 20, -1]):
+        with pytest.raises(ValueError, match="not 3 numbers"):
+            dca.rewards_coupled_lp([1, 0, 1], lengths)
+
+
+def test_metrics_of_arrays_and_of_nothing():
+    assert dca.compute_avg_tokens(np.array([1, 2])) == 1.5
+    assert dca.compute_accuracy(np.array([[1, 0]])) == 1.0
+    assert dca.compute_accuracy([[]]) == dca.compute_accuracy([]) == dca.compute_avg_tokens([]) == 0.0
