@@ -51,12 +51,12 @@ def data(  # noqa: PLR0913 - one option each
 
     if source is None and not builtin and origin is None:
         say(f'built-in task "{task}"; --source names other problems, such as a data set of the hub')
-    source = "builtin" if builtin or source is None else source
-    training, sets = _tasks(source, origin, task, seed, overrides or [])
+    kind: DataSource = "builtin" if builtin else source or "builtin"
+    training, sets = _tasks(kind, origin, task, seed, overrides or [])
     splits = divide(training, sets, train_size, val_size)
     if final:
         splits = {split: [final_answer(problem) for problem in side] for split, side in splits.items()}
-    name = data_source or (Path(origin).stem if origin and source == "config" else origin) or task
+    name = data_source or (Path(origin).stem if origin and kind == "config" else origin) or task
     named = {split: split.removeprefix("test_") if split.startswith("test_") else name for split in splits}
     parts = {split: rows(side, split, named[split], ability) for split, side in splits.items()}
     files = {f"{split}.jsonl": as_jsonl(part) for split, part in parts.items()}

@@ -192,7 +192,7 @@ def reward_for_verl(
     Returns:
         [N] float64.
     Raises:
-        ValueError: there is no such mode, or the lengths do not fit.
+        ValueError: `mode` is unknown, or the lengths are not N numbers of tokens.
     """
     if mode not in _REWARD_MODES:
         raise ValueError(f"there is no mode {mode!r}; use one of {', '.join(_REWARD_MODES)}")

@@ -1,1 +1,1 @@
-"""Collectors of rollouts that a run imports only if it uses them."""
+"""Collectors: what brings the rollouts of a step. The continuous one is imported only if a run uses it."""
