@@ -31,13 +31,15 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     Print one line per error, with file:line:column, key, problem and fix. Exit codes: 0 valid, 2 errors, 3 if all
     errors are in the data.
     """
-    from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+    from retrain.campaign.plan.is_campaign import is_campaign
     from retrain.config.data_checks import check_data
     from retrain.config.load import load
 
     runs = ""
     try:
         if is_campaign(file):
+            from retrain.campaign.plan.load_campaign import load_campaign
+
             campaign = load_campaign(file, overrides or ())
             conditions, seeds = len(campaign.conditions), len(campaign.settings.seed_list)
             warnings, runs = campaign.warnings, f": {conditions} conditions x {seeds} seeds = {conditions * seeds} runs"
@@ -63,7 +65,8 @@ def schema(
     as_json: Annotated[bool, typer.Option("--json", help="Has no effect: a schema is always JSON.")] = True,
 ) -> None:
     """Print the JSON Schema of a configuration, including the tables of all registered components."""
-    from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+    from retrain.campaign.plan.is_campaign import is_campaign
+    from retrain.campaign.plan.load_campaign import load_campaign
     from retrain.config.load import load
 
     del as_json
@@ -93,7 +96,8 @@ def explain(
     Every stage is called on a small synthetic batch, and the rewards on a problem of the data; exit code 2
     if one fails. For a campaign, its runs are shown, and the facts of its baseline.
     """
-    from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+    from retrain.campaign.plan.is_campaign import is_campaign
+    from retrain.campaign.plan.load_campaign import load_campaign
     from retrain.campaign.preview import measured, preview
     from retrain.campaign.preview import render as render_campaign
     from retrain.config.document import read

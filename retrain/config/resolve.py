@@ -26,7 +26,7 @@ from retrain.errors import ConfigProblem
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
 from retrain.registry import Bound
-from retrain.rewards.pool import Entry, unique_names
+from retrain.rewards.entry import Entry, unique_names
 from retrain.types import BASE_COLUMNS
 
 AUTO = "auto"

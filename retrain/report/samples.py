@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.report.page import percent, plural
-from retrain.rewards.pool import unique_names
+from retrain.rewards.entry import unique_names
 from retrain.storage.run_files import read_evaluation, read_rows
 from retrain.system.records import read_json
 

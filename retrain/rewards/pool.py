@@ -7,11 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.registry import Bound, reward
+from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
 from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
 from retrain.system import event_loop
@@ -31,33 +32,6 @@ _MAX_TEXT = 4000
 
 _RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
 """(index of the reward among those of its workers, completions or groups of completions to score)."""
-
-
-class Entry(NamedTuple):
-    """A reward of the pool.
-
-    Attributes:
-        bound: the reward.
-        weight: its weight in the sum; a reward of weight 0 is only recorded.
-        timeout_s: time limit of one call in seconds; a call may score a whole batch. None uses that of the pool.
-        concurrency: number of completions, or of groups, that a coroutine function scores concurrently.
-        network: True if the reward runs outside the sandbox.
-    """
-
-    bound: Bound
-    weight: float
-    timeout_s: float | None = None
-    concurrency: int = 16
-    network: bool = False
-
-    @property
-    def outside(self) -> bool:
-        """True if the reward runs outside the sandbox, because of its entry or of its trait `network`."""
-        return self.network or reward.traits_of(self.bound.component).network
-
-    def seconds(self, pool: float) -> float:
-        """Return the time limit of a call: the entry's, else the trait `timeout_s`, else the pool's."""
-        return self.timeout_s or reward.traits_of(self.bound.component).timeout_s or pool
 
 
 class RewardPool:
@@ -371,8 +345,3 @@ def _module_folders(rewards: Sequence[Bound]) -> list[str]:
     """Return the folders of the rewards' modules, which may not be on the search path."""
     modules = [sys.modules.get(bound.component.target.__module__.partition(".")[0]) for bound in rewards]
     return [str(Path(file).parent) for module in modules if (file := getattr(module, "__file__", None))]
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    """Return the names with repeated ones numbered: exact, exact_2."""
-    return [n if names[:i].count(n) == 0 else f"{n}_{names[:i].count(n) + 1}" for i, n in enumerate(names)]

@@ -39,6 +39,17 @@ def test_help_lists_every_command_and_imports_none():
     assert "imported []" in result.stdout
 
 
+def test_validate_imports_nothing_that_only_a_training_or_a_campaign_needs():
+    script = (
+        "import sys\nfrom retrain.cli.main import app\nsys.argv = ['retrain', 'validate', 'configs/quickstart.toml']\n"
+        "try:\n    app()\nexcept SystemExit as end:\n    print('exit', end.code)\n"
+        "late = {'torch', 'transformers', 'numpy', 'asyncio', 'retrain.campaign.plan.campaign_schema'}\n"
+        "print('imported', sorted(late & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "valid\nexit 0\nimported []" in result.stdout
+
+
 @pytest.mark.parametrize("name", command_names())
 def test_every_command_exists_and_explains_itself(name):
     assert callable(load_command(name))

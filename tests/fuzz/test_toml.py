@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+from retrain.campaign.plan.is_campaign import is_campaign
+from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.config.data_checks import check_data
 from retrain.config.load import load
 from retrain.errors import ConfigError

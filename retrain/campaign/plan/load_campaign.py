@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs, within
+from retrain.campaign.plan.is_campaign import SECTION, is_campaign
 from retrain.config.binder import Binder
 from retrain.config.data_checks import check_data
 from retrain.config.document import Document, canonical, fork, merge, read
@@ -27,7 +28,6 @@ from retrain.config.rules.unread_keys import judged
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 from retrain.registry import Bound
 
-SECTION = "campaign"
 _LEAST_STARTS = 6
 """Smallest number of independent differences for which a permutation test can give p <= .05."""
 
@@ -137,17 +137,6 @@ class LoadedCampaign:
         """Return `cell_config` as the text of a TOML file."""
         title = f"# Campaign {self.name}: {condition.label}, seed {seed}\n\n"
         return title + tomli_w.dumps(self.cell_config(condition, seed))
-
-
-def is_campaign(file: Path | str) -> bool:
-    """Return True if the file is TOML with a `[campaign]` table.
-
-    A file that cannot be read or parsed gives False; `load` then reports the error.
-    """
-    try:
-        return SECTION in read(file).data
-    except ConfigError:
-        return False
 
 
 def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCampaign:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+from retrain.campaign.plan.is_campaign import is_campaign
+from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.campaign.plan.plan_file import jobs, plan_of, read_plan
 from retrain.campaign.verdict.results import campaign_commands, read_campaign
 from retrain.campaign.work.campaign_directory import create

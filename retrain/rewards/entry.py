@@ -1,0 +1,40 @@
+"""A reward with the settings of its entry in `[[rewards]]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from retrain.registry import Bound, reward
+
+
+class Entry(NamedTuple):
+    """A reward of the pool.
+
+    Attributes:
+        bound: the reward.
+        weight: its weight in the sum; a reward of weight 0 is only recorded.
+        timeout_s: time limit of one call in seconds; a call may score a whole batch. None uses that of the pool.
+        concurrency: number of completions, or of groups, that a coroutine function scores concurrently.
+        network: True if the reward runs outside the sandbox.
+    """
+
+    bound: Bound
+    weight: float
+    timeout_s: float | None = None
+    concurrency: int = 16
+    network: bool = False
+
+    @property
+    def outside(self) -> bool:
+        """True if the reward runs outside the sandbox, because of its entry or of its trait `network`."""
+        return self.network or reward.traits_of(self.bound.component).network
+
+    def seconds(self, pool: float) -> float:
+        """Return the time limit of a call: the entry's, else the trait `timeout_s`, else the pool's."""
+        return self.timeout_s or reward.traits_of(self.bound.component).timeout_s or pool
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return the names with repeated ones numbered: exact, exact_2."""
+    return [n if names[:i].count(n) == 0 else f"{n}_{names[:i].count(n) + 1}" for i, n in enumerate(names)]
