@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, SupportsFloat
 
 from retrain.errors import ComponentError
-from retrain.types import fits_float32, is_reward
+from retrain.types import REWARD_RANGE, fits_float32, is_reward
 
 FIELDS: tuple[str, ...] = ("answer", "prompt", "problem", "extra", "rng", "seed", "limits")
 """Names of the positional parameters that an environment may have. `answer`, `prompt` and `extra` are
@@ -144,10 +144,13 @@ def parse_yielded(value: Any, first: bool) -> Answer:
         return Answer("observation", messages, state=_digest(messages))
     if seen.text is not None and not isinstance(seen.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"the text of Observation is of type {type(seen.text).__name__}; give a str or None")
-    reward = _number(seen.reward, "the reward of Observation")
+    reward = _reward(seen.reward, "the reward of Observation")
     if first and reward:
         raise ValueError("yielded a reward before the first action; remove it")
-    metrics = {str(key): _number(number, f"metric {key!r}", fits_float32) for key, number in seen.metrics.items()}
+    metrics = {
+        str(key): _number(value, f"metric {key!r}", fits_float32, "a finite number")
+        for key, value in seen.metrics.items()
+    }
     if taken := [key for key in metrics if key in _REPORTED or key.startswith("ended_")]:
         raise ValueError(f"metric {taken[0]!r}: the run reports env/{taken[0]} itself; give it another name")
     messages = [] if seen.text is None else [(str(seen.role), seen.text)]
@@ -166,7 +169,7 @@ def parse_returned(value: Any) -> Answer:
     parts: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"env": value}
     if not parts:
         raise ValueError("returned an empty mapping; return None to leave the reward to [[rewards]]")
-    return Answer("end", parts={str(key): _number(number, f"reward {key!r}") for key, number in parts.items()})
+    return Answer("end", parts={str(key): _reward(number, f"reward {key!r}") for key, number in parts.items()})
 
 
 def _digest(state: str | Sequence[tuple[str, str]]) -> str:
@@ -188,10 +191,13 @@ def _message(value: Any) -> tuple[str, str]:
             raise ValueError('yielded a message that is not {"role": ..., "content": text}')
 
 
-def _number(value: Any, what: str, fits: Callable[[float], bool] = is_reward) -> float:
-    """Convert a value to a float; raise ValueError, which names it as `what`, if it does not fit."""
+def _reward(value: Any, what: str) -> float:
+    """Convert a reward to a float; raise ValueError, which names it as `what`, if it is none."""
+    return _number(value, what, is_reward, f"a number {REWARD_RANGE}")
+
+
+def _number(value: Any, what: str, fits: Callable[[float], bool], kind: str) -> float:
     number = float(value) if isinstance(value, SupportsFloat) else math.nan  # numpy's bool is not a Real
     if not fits(number):
-        kind = "a number from -1e15 to 1e15" if fits is is_reward else "a finite number"
         raise ValueError(f"{what} is not {kind}: {type(value).__name__}")
     return number

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from retrain.registry.call import Call, shown
-from retrain.types import Batch, Completion, ExpertRow, Problem, Request, Rollout, is_reward
+from retrain.types import REWARD_RANGE, Batch, Completion, ExpertRow, Problem, Request, Rollout, is_reward
 
 LONGEST_PROMPT = 1_000_000
 """Maximum number of characters of a prompt; tokenizing a longer one could exhaust the memory."""
@@ -139,7 +139,7 @@ def _rollout_problem(row: Rollout) -> str:
     if len(row.sampler_logprobs) != len(row.completion_ids):
         return f"{len(row.completion_ids)} completion ids, but {len(row.sampler_logprobs)} log-probs"
     if not isinstance(row.reward, int | float) or not is_reward(row.reward):
-        return "its reward is not a number from -1e15 to 1e15"
+        return f"its reward is not a number {REWARD_RANGE}"
     return _span_problem((*row.prompt_ids, *row.completion_ids), row.spans)
 
 

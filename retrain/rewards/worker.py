@@ -18,7 +18,7 @@ from retrain.registry.component import Component
 from retrain.registry.lookup import load_object
 from retrain.rewards.signatures import GROUP, Form, form_of
 from retrain.system.worker_process import limit, serve
-from retrain.types import is_reward
+from retrain.types import REWARD_RANGE, is_reward
 
 
 class RewardResult(NamedTuple):
@@ -199,7 +199,7 @@ def invalid(name: str, value: Any) -> RewardResult:
         name: name of the reward.
         value: the return value.
     """
-    wanted = 'a "score" from -1e15 to 1e15' if isinstance(value, Mapping) else "a number from -1e15 to 1e15, or None"
+    wanted = f'a "score" {REWARD_RANGE}' if isinstance(value, Mapping) else f"a number {REWARD_RANGE}, or None"
     return RewardResult("invalid", detail=f"{name} returned {_shown(value)}; expected {wanted}")
 
 

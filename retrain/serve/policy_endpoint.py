@@ -26,7 +26,7 @@ from retrain.system.extras import library
 from retrain.system.files import writing
 from retrain.system.masking import masked
 from retrain.system.model_paths import positions
-from retrain.types import Completion, Request, Rollout, is_reward
+from retrain.types import REWARD_RANGE, Completion, Request, Rollout, is_reward
 
 _POLL_S, _LINGER_S, _SILENCE_S = 0.2, 0.005, 30.0
 """Seconds between checks for the end of the run; to wait for simultaneous requests, which are sampled together; and
@@ -229,7 +229,7 @@ class PolicyEndpoint:
         """Store the reward of a session, and return the number of its rows."""
         value, name = call.body.get("reward"), call.path.removeprefix(_SESSIONS).removesuffix(_REWARD)
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_reward(value):
-            raise RefusedError(400, "reward must be a number from -1e15 to 1e15")
+            raise RefusedError(400, f"reward must be a number {REWARD_RANGE}")
         rows = await self._with_sessions(self._reward, name, float(value))
         self._turns.put(None)
         return {"session": name, "rows": rows}
