@@ -211,9 +211,7 @@ def truncation(config: Config, resolved: Resolved) -> Iterator[Finding]:
 def sandbox(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require a sandbox for rewards if `[reward_pool] sandbox` is "require"."""
     pool = config.reward_pool
-    if pool.sandbox != "require":
-        return
-    if reason := "workers = 0 runs rewards in the trainer" if pool.workers == 0 else missing():
+    if pool.sandbox == "require" and (reason := missing() if pool.workers else "workers = 0 runs them in the trainer"):
         problem = f"no sandbox is available for rewards: {reason}"
         yield Finding(("reward_pool", "sandbox"), problem, 'use "auto" to train without one')
 
