@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.config.document import Document
 from retrain.config.resolve import LoadedConfig, Resolved, labels, needs_own_interpreter
 from retrain.config.schema import Config
 from retrain.errors import ComponentError, UserCodeError
-from retrain.registry import Bound
 
 if TYPE_CHECKING:
     from retrain.environments.env_pool import Launch
@@ -23,8 +22,6 @@ def check_interpreter(config: Config, document: Document, resolved: Resolved) ->
     Raises:
         ConfigError: the interpreter cannot import an environment.
     """
-    if config.environment.python is None or not labels(config):
-        return
     from retrain.environments.env_pool import EnvPool
 
     try:
@@ -93,9 +90,3 @@ def launch(config: Config, resolved: Resolved) -> Launch:
         environment.workers > 0,
         environment.threads,
     )
-
-
-def target_of(bound: Bound) -> Any:
-    """Return the callable that starts an episode; for a class, call its constructor first."""
-    target: Any = bound.component.target
-    return target(**bound.arguments) if bound.component.stateful else target

@@ -19,11 +19,10 @@ from pydantic import ValidationError
 from retrain import registry
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
-from retrain.config.environment_checks import check_interpreter
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
 from retrain.config.presets import apply_preset, apply_task_settings, leaves, of_eval_set
-from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, needs_import, slots
+from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
 from retrain.config.rules.unread_keys import judged, unread_keys
@@ -151,7 +150,10 @@ def _check_rules(document: Document, binder: Binder, config: Config, resolved: R
     binder.check(lambda traits: traits.check_files, resolved.in_use, config)
     binder.check(lambda traits: traits.check_code, written, config)
     document.stop()
-    check_interpreter(config, document, resolved)
+    if config.environment.python is not None and labels(config):
+        from retrain.config.environment_checks import check_interpreter
+
+        check_interpreter(config, document, resolved)
 
 
 def _check_columns(document: Document, resolved: Resolved) -> None:

@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from retrain.registry.call import Call, shown
-from retrain.types import REWARD_RANGE, Batch, Completion, ExpertRow, Problem, Request, Rollout, is_reward
+from retrain.types import (
+    REWARD_RANGE,
+    Batch,
+    Completion,
+    ExpertRow,
+    Problem,
+    Request,
+    Rollout,
+    Sampling,
+    is_reward,
+    mistyped,
+)
 
 LONGEST_PROMPT = 1_000_000
 """Maximum number of characters of a prompt; tokenizing a longer one could exhaust the memory."""
@@ -67,8 +78,8 @@ def fingerprint(call: Call, found: Any, *arguments: Any) -> None:
         raise call.fail(f"fingerprint returned {shown(found)}, not text or None")
 
 
-def completions(call: Call, found: Any, requests: Sequence[Request], sampling: Any) -> None:
-    """Require the completions of every request, with one log-prob per token."""
+def completions(call: Call, found: Any, requests: Sequence[Request], sampling: Sampling) -> None:
+    """Require valid completions of every request."""
     if not isinstance(found, Sequence) or len(found) != len(requests):
         raise call.fail(
             f"sample returned {shown(found)}, not a list of completions for each of {len(requests)} requests"
@@ -77,11 +88,10 @@ def completions(call: Call, found: Any, requests: Sequence[Request], sampling: A
         if not isinstance(group, Sequence) or len(group) != request.count:
             raise call.fail(f"sample returned {shown(group)} for a request of {request.count} completions")
         for one in group:
-            if not isinstance(one, Completion) or not len(one.ids) == len(one.logprobs) <= request.max_tokens:
-                raise call.fail(
-                    f"sample returned {shown(one)}; a completion is a retrain.types.Completion of at most "
-                    f"{request.max_tokens} tokens, with a log-prob for each"
-                )
+            if not isinstance(one, Completion):
+                raise call.fail(f"sample returned {shown(one)}, not a retrain.types.Completion")
+            if wrong := one.mistake(request, sampling):
+                raise call.fail(f"sample returned {shown(one)}: {wrong}")
 
 
 def _unstorable(value: Any, depth: int = 0) -> str:
@@ -127,7 +137,7 @@ def source_rows(call: Call, found: Any, step: int, rollouts: Sequence[Rollout]) 
         if isinstance(row, Rollout):
             wrong = "" if id(row) in given else _rollout_problem(row)
         elif isinstance(row, ExpertRow):
-            wrong = _span_problem(row.ids, row.spans)
+            wrong = mistyped(row) or _span_problem(row.ids, row.spans)
         else:
             wrong = "it is neither a retrain.types.Rollout nor an ExpertRow"
         if wrong:
@@ -136,17 +146,21 @@ def source_rows(call: Call, found: Any, step: int, rollouts: Sequence[Rollout]) 
 
 def _rollout_problem(row: Rollout) -> str:
     """Return the reason why a rollout cannot be part of a batch, or ""."""
+    if wrong := mistyped(row):
+        return wrong
     if len(row.sampler_logprobs) != len(row.completion_ids):
         return f"{len(row.completion_ids)} completion ids, but {len(row.sampler_logprobs)} log-probs"
-    if not isinstance(row.reward, int | float) or not is_reward(row.reward):
-        return f"its reward is not a number {REWARD_RANGE}"
+    if row.reward is None or not all(map(is_reward, (row.reward, *(turn.reward for turn in row.turns)))):
+        return f"its reward, or that of a turn, is not a number {REWARD_RANGE}"
+    if any(len(turn.versions) not in (0, turn.end - turn.start) for turn in row.turns):
+        return "a turn has another number of versions than tokens"
     return _span_problem((*row.prompt_ids, *row.completion_ids), row.spans)
 
 
-def _span_problem(ids: Sequence[Any], spans: Sequence[tuple[int, int]]) -> str:
+def _span_problem(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> str:
     """Return the reason why the spans of a row cannot be trained on, or ""."""
-    if not all(isinstance(one, int) and one >= 0 for one in ids):
-        return "a token id is not an integer >= 0"
+    if min(ids, default=0) < 0:
+        return "a token id is negative"
     ends = [1, *(end for _, end in spans)]
     if not spans or any(
         not before <= start < end <= len(ids) for before, (start, end) in zip(ends, spans, strict=False)

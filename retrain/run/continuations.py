@@ -63,7 +63,7 @@ class Continuations:
         groups = {group: place for place, group in enumerate(sorted({one.group for one in prefixes}))}
         rendered = [problems[group] for group in groups]
         seed = derive_seed(seed, *(problem.id for problem, _ in rendered))  # each batch draws its own
-        sampled = context.sampler.sample(requests, train_sampling(context.config, context.loaded.stop_ids, seed))
+        sampled = context.sampler.sample(requests, train_sampling(context.config, context.loaded, seed))
         known: dict[tuple[int, tuple[int, ...]], int] = {}
         rollouts: list[Rollout] = []
         places: list[int] = []

@@ -155,6 +155,7 @@ def _sample(
         top_k=settings.top_k,
         stop_ids=context.loaded.stop_ids,
         seed=derive_seed(settings.seed, "evaluation"),
+        vocabulary=context.loaded.vocabulary,
     )
     max_tokens = settings.max_tokens or context.config.training.max_tokens
     sampled = roll(context, rendered, requests_for(rendered, samples, max_tokens), sampling)

@@ -51,7 +51,7 @@ def _fresh(context: RunContext, collection: Collection) -> Batch:
     few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_ROWS]
     rendered = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
     seed = derive_seed(context.config.training.seed, "parity", collection.step)
-    sampling = train_sampling(context.config, context.loaded.stop_ids, seed)
+    sampling = train_sampling(context.config, context.loaded, seed)
     longest = positions(context.loaded.model) - max(len(r.prompt_ids) for r in few)
     requests = requests_for(rendered, 1, int(min(context.config.training.max_tokens, longest)))
     rollouts = EpisodeRunner(context.sampler, context.chat, sampling).roll(rendered, requests)

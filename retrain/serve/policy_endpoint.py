@@ -86,7 +86,7 @@ class PolicyEndpoint:
         self._turns, self._sessions_thread = SimpleQueue[_QueuedTurn | None](), ThreadPoolExecutor(1, "sessions")
         self._record([])
         self._sampling = train_sampling(
-            context.config, context.loaded.stop_ids, derive_seed(context.config.training.seed, "endpoint")
+            context.config, context.loaded, derive_seed(context.config.training.seed, "endpoint")
         )
         self._over, self._failure, self._received = threading.Event(), list[RetrainError](), time.monotonic()
         max_bytes = int(min(_LONGEST, self._max_chars)) + _OVERHEAD

@@ -21,7 +21,7 @@ from retrain.system.masking import masked, secret_from
 if TYPE_CHECKING:
     import httpx
 
-FAILURES = (OSError, ValueError, KeyError, TypeError)
+FAILURES = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
 """Exceptions that `Calls` raises if a server is down, hangs or sends an invalid answer."""
 _CONNECT_S = 10.0
 """Timeout of a connection attempt, in seconds."""
@@ -48,7 +48,7 @@ class HttpError(OSError):
 
 
 class Calls:
-    """HTTP client for JSON requests from coroutines (`ask`) and from threads (calling the object).
+    """HTTP client for JSON requests from coroutines (`request`) and from threads (calling the object).
 
     Each call opens its own connection. It ignores proxy settings of the environment, follows no redirects and keeps no
     cookies. Its errors never show a secret.

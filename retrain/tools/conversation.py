@@ -33,6 +33,7 @@ def completions(context: SamplingContext, prompts: Iterable[str], count: int, te
             top_k=config.eval.top_k,
             stop_ids=context.loaded.stop_ids,
             seed=derive_seed(config.eval.seed, "conversation", turn),
+            vocabulary=context.loaded.vocabulary,
         )
         most = config.eval.max_tokens or config.training.max_tokens
         [group] = context.sampler.sample(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,6 +69,40 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b" ")
             time.sleep(0.05)
         self.wfile.write(data)
+
+
+def number(value):
+    """Damage: the last log-prob is this."""
+    return lambda choice: choice["logprobs"]["content"][-1].update(logprob=value)
+
+
+def token(value):
+    """Damage: the last token id is this."""
+
+    def change(choice):
+        choice["token_ids"] = [*choice["token_ids"][:-1], value]
+        choice["logprobs"]["content"][-1]["token_id"] = value
+
+    return change
+
+
+def spans(*ends):
+    """Damage: the weights of its tokens change at these ends."""
+
+    def change(choice):
+        [whole] = choice["weight_versions"]
+        starts = [0, *ends[:-1]]
+        choice["weight_versions"] = [whole | {"start": a, "end": b} for a, b in zip(starts, ends, strict=True)]
+
+    return change
+
+
+DAMAGE = {
+    **{"nan": number(math.nan), "infinite": number(-math.inf), "bignum": number(10**400), "no number": number("low")},
+    **{"large id": token(1 << 31), "negative id": token(-1), "fraction id": token(5.0), "text id": token("5")},
+    **{"gap": spans(1), "overlap": spans(2, 1, 3), "endless": spans(10**12, 3), "unordered": spans("1", 3)},
+}
+"""Faults in one choice of an answer, by name."""
 
 
 class Server:
@@ -199,7 +234,9 @@ class Server:
                 versions = [{"version": label, "start": 0, "end": 1}, {"version": later, "start": 1, "end": len(ids)}]
             if self.fault == "mixed":
                 versions.append({"version": "older", "start": 1, "end": 2})
-            choices.append(choice | {"finish_reason": reason, "weight_versions": versions})
+            choice |= {"finish_reason": reason, "weight_versions": versions}
+            DAMAGE.get(self.fault, lambda _: None)(choice)
+            choices.append(choice)
         return {"choices": choices[self.fault == "few" :]}
 
 

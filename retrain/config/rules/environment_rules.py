@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
-from retrain.config.environment_checks import target_of
 from retrain.config.resolve import Resolved, labels, mixed_labels
 from retrain.config.schema import Config, TaskSettings
 from retrain.errors import ComponentError
@@ -51,7 +51,8 @@ def fields(config: Config, resolved: Resolved) -> Iterator[Finding]:
     for one in bound:
         try:
             with Call(one.component.kind, one.name)():
-                target = target_of(one)
+                target: Any = one.component.target
+                target = target(**one.arguments) if one.component.stateful else target
             fields_read(one.name, target)
         except ComponentError as error:
             yield Finding(("environment", "name"), error.problem, error.fix)

@@ -259,11 +259,11 @@ class VllmEngine(Sampler):
 
     def _completions(self, result: Any, one: _PendingRequest) -> list[Completion]:
         version = self.version or 0
-        found = options.completions(map(_row, result.outputs), one.request, one.sampling, version)
-        if any(score != score for row in found for score in row.logprobs):
+        rows = [(output.token_ids, output.logprobs.logprobs, output.finish_reason) for output in result.outputs]
+        if any(score != score for _, logprobs, _ in rows for score in logprobs):
             self.close()  # the key-value cache would keep the NaNs under the next weights
             raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
-        return found
+        return options.completions(rows, one.request, one.sampling, version)
 
     def _begin(self, version: int, sampling: Sampling) -> None:
         """Wake vLLM, and empty its prefix cache unless the last request had the same weights and `sampling`."""
@@ -346,10 +346,6 @@ def _answer(one: _PendingRequest, found: list[Completion] | Exception) -> None:
 def _parameters(requests: Sequence[Request], sampling: Sampling) -> list[Any]:
     whole = {"output_kind": _vllm("sampling_params").RequestOutputKind.FINAL_ONLY}
     return [_vllm().SamplingParams(**options.request_fields(request, sampling), **whole) for request in requests]
-
-
-def _row(output: Any) -> tuple[Sequence[int], Sequence[float], str]:
-    return output.token_ids, output.logprobs.logprobs, output.finish_reason
 
 
 def _line(error: Exception | None) -> str:

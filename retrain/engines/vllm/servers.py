@@ -315,13 +315,16 @@ class VllmServerEngine(Sampler):
         versions: list[list[int]] = []
         for choice in answer["choices"]:
             ids, content = choice["token_ids"], choice["logprobs"]["content"]
-            spans = {span["version"] for span in choice["weight_versions"] or ()}
-            if not spans or not spans <= known.keys():
-                raise ValueError(f"it sampled from the weights {', '.join(sorted(spans))}, not {self._label}")
+            spans = choice["weight_versions"] or ()
+            labels, ends = {span["version"] for span in spans}, [0, *(span["end"] for span in spans)]
+            if not labels or not labels <= known.keys():
+                raise ValueError(f"it sampled from the weights {', '.join(sorted(labels))}, not {self._label}")
+            if [span["start"] for span in spans] != ends[:-1] or ends != sorted(ends) or ends[-1] != len(ids):
+                raise ValueError(f"the weights of its {len(ids)} tokens have the spans {spans}")
             if [entry["token_id"] for entry in content] != ids:
                 raise ValueError(f"its {len(content)} log-probs do not belong to its {len(ids)} tokens")
             rows.append((ids, [float(entry["logprob"]) for entry in content], choice["finish_reason"]))
-            parts = [[known[span["version"]]] * (span["end"] - span["start"]) for span in choice["weight_versions"]]
+            parts = [[known[span["version"]]] * (span["end"] - span["start"]) for span in spans]
             versions.append([version for part in parts for version in part])
         return options.completions(rows, request, sampling, versions)
 

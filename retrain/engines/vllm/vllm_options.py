@@ -185,7 +185,7 @@ def write_config(model: Any, folder: Path) -> str:
 
 
 def completions(
-    rows: Iterable[tuple[Sequence[int], Sequence[float], str]],
+    rows: Iterable[tuple[Sequence[int], Sequence[float], Any]],
     request: Request,
     sampling: Sampling,
     version: int | Sequence[Sequence[int]],
@@ -201,17 +201,13 @@ def completions(
     """
     found: list[Completion] = []
     for index, (ids, logprobs, reason) in enumerate(rows):
-        stops = [token in sampling.stop_ids for token in ids]
-        ended = stops.index(True) == len(ids) - 1 if any(stops) else len(ids) == request.max_tokens
-        if len(ids) != len(logprobs) or not ended or reason != ("stop" if any(stops) else "length"):
-            limit = f"max_tokens = {request.max_tokens}"
-            raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log-probs, ended by {reason}, {limit}")
         each = [version] * len(ids) if isinstance(version, int) else version[index]
-        if len(each) != len(ids):
-            raise ValueError(f"{len(ids)} tokens with versions of {len(each)}")
         mixed = tuple(each) if len({*each}) > 1 else ()
-        how = "stop" if any(stops) else "length"
-        found.append(Completion(tuple(ids), tuple(logprobs), how, min(each, default=0), mixed))
+        one = Completion(tuple(ids), tuple(logprobs), reason, min(each, default=0), mixed)
+        wrong = one.mistake(request, sampling)
+        if wrong or (reason == "length" and len(ids) < request.max_tokens):
+            raise ValueError(wrong or f"it was ended by length after {len(ids)} of {request.max_tokens} tokens")
+        found.append(one)
     found *= request.count if sampling.temperature == 0 else 1
     if len(found) != request.count:
         raise ValueError(f"{len(found)} completions instead of {request.count}")

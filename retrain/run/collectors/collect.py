@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from retrain.config.schema import Config
     from retrain.rewards.pool import RewardPool
     from retrain.training.layout import Layout
+    from retrain.training.model.loading import Loaded
 
 _MOST_TOO_LONG = 1000
 """The run ends if one step draws this many prompts that are too long."""
@@ -227,8 +228,7 @@ def _misfit(
     """
     is_expert = isinstance(row, ExpertRow)
     ids = row.ids if is_expert else (*row.prompt_ids, *row.completion_ids)
-    model: Any = context.loaded.model
-    limit, words = positions(model), int(model.get_input_embeddings().num_embeddings)
+    limit, words = positions(context.loaded.model), context.loaded.vocabulary
     if len(ids) > limit or max(ids) >= words:
         return f"it does not fit the model, which has {limit} positions and {words} token ids"
     if (kind := "expert" if is_expert else "rollouts") not in brings:
@@ -340,7 +340,7 @@ def sampled(
     training = context.config.training
     rendered, after = next_problems(context, cursor, prompts)
     requests = requests_for(rendered, training.group_size, training.max_tokens)
-    rollouts = roll(context, rendered, requests, train_sampling(context.config, context.loaded.stop_ids, seed), first)
+    rollouts = roll(context, rendered, requests, train_sampling(context.config, context.loaded, seed), first)
     rollouts = score(context.chat, context.pool, rendered, rollouts, training.max_tokens)
     if "greedy_rewards" in context.pipeline.reads:
         rollouts = _against_greedy(context, rendered, rollouts, first)
@@ -460,17 +460,24 @@ def draw(
 
 def greedy_sampling(context: RunContext) -> Sampling:
     """Return the sampling settings of the greedy completions that credit compares with."""
-    return replace(train_sampling(context.config, context.loaded.stop_ids, 0), temperature=0.0)
+    return replace(train_sampling(context.config, context.loaded, 0), temperature=0.0)
 
 
-def train_sampling(config: Config, stop_ids: tuple[int, ...], seed: int) -> Sampling:
+def train_sampling(config: Config, loaded: Loaded, seed: int) -> Sampling:
     """Return the sampling settings of training.
 
     The trainer computes log-probs at the same temperature. The configuration refuses a truncation by
     top_p or top_k, because the trainer would not apply it.
     """
     rollout = config.rollout
-    return Sampling(config.training.temperature, rollout.top_p, rollout.top_k, stop_ids, seed)
+    return Sampling(
+        config.training.temperature,
+        rollout.top_p,
+        rollout.top_k,
+        loaded.stop_ids,
+        seed,
+        vocabulary=loaded.vocabulary,
+    )
 
 
 def requests_for(rendered: Sequence[RenderedPrompt], count: int, max_tokens: int) -> list[Request]:

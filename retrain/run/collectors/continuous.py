@@ -94,7 +94,7 @@ class ContinuousCollector(Collector):
         self._thread = self._new_thread()
         self._scoring = ThreadPoolExecutor(_SCORING_THREADS, "scoring", self._stop.adopt)
         seed = derive_seed(context.config.training.seed, "continuous")
-        sampling = train_sampling(context.config, context.loaded.stop_ids, seed)
+        sampling = train_sampling(context.config, context.loaded, seed)
         self._runner = EpisodeRunner(context.sampler, self._mine.chat, sampling, context.env_pool)
         self._greedy: EpisodeRunner | None = None
         if "greedy_rewards" in context.pipeline.reads:
@@ -152,7 +152,8 @@ class ContinuousCollector(Collector):
         Returns:
             The end of a sentence about the groups that a checkpoint keeps.
         """
-        self._waiting.clear()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._waiting.clear)  # its own thread takes from the queue, too
         until = time.monotonic() + self._settings.drain_timeout_s
         with self._changed:
             while self._flying and self._error() is None and (left := until - time.monotonic()) > 0:

@@ -91,8 +91,13 @@ class Loaded:
         """
         tokenizer: Any = self.tokenizer
         pad = int(tokenizer.pad_token_id)
+        return pad if pad < self.vocabulary else self.stop_ids[0]
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids of the model, which may have more than its tokenizer."""
         embedding: Any = self.model.get_input_embeddings()
-        return pad if pad < len(embedding.weight) else self.stop_ids[0]
+        return int(embedding.num_embeddings)
 
     @property
     def end_id(self) -> int:

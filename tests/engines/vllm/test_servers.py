@@ -20,7 +20,7 @@ from retrain.errors import EngineError
 from retrain.system.http_client import is_loopback
 from retrain.types import Request, Sampling
 from tests.engines.models import Asked, flat, sample, tiny
-from tests.engines.servers import Server
+from tests.engines.servers import DAMAGE, Server
 from tests.waiting import PATIENCE_S, until
 
 SAMPLING = Asked(group_size=2, max_tokens=3, stop_ids=(2,), seed=4)
@@ -63,7 +63,7 @@ def test_greedy_completions_are_sampled_once_and_repeated(servers, model, tmp_pa
 
 
 LATE = ("hang", "trickle")
-ANSWERS = (*LATE, "drop", "stale", "mixed", "short", "brief", "long", "few", "/inference/v1/generate")
+ANSWERS = (*LATE, *DAMAGE, "drop", "stale", "mixed", "short", "brief", "long", "few", "/inference/v1/generate")
 LABEL = "/update_weight_version"
 SYNC = ("/pause", "/collective_rpc", "/reset_prefix_cache", LABEL, "/resume")
 
