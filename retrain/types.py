@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FLOAT32_MAX = 3.4028234663852886e38
 _LARGEST_REWARD, _LARGEST_INT = 1e15, 1 << 31
 REWARD_RANGE = "from -1e15 to 1e15"
-"""What `is_reward` accepts, for messages."""
+"""Range of `is_reward`, as text for messages."""
 
 Metrics = dict[str, float]
 """Metrics by name, `area/name_unit`. They are reported, and never used for control."""
