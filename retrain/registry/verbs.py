@@ -146,12 +146,14 @@ def source_rows(call: Call, found: Any, step: int, rollouts: Sequence[Rollout]) 
 
 def _rollout_problem(row: Rollout) -> str:
     """Return the reason why a rollout cannot be part of a batch, or ""."""
+    if not isinstance(row.reward, int | float) or not is_reward(row.reward):
+        return f"its reward is not a number {REWARD_RANGE}"
     if wrong := mistyped(row):
         return wrong
     if len(row.sampler_logprobs) != len(row.completion_ids):
         return f"{len(row.completion_ids)} completion ids, but {len(row.sampler_logprobs)} log-probs"
-    if row.reward is None or not all(map(is_reward, (row.reward, *(turn.reward for turn in row.turns)))):
-        return f"its reward, or that of a turn, is not a number {REWARD_RANGE}"
+    if not all(is_reward(turn.reward) for turn in row.turns):
+        return f"the reward of a turn is not a number {REWARD_RANGE}"
     if any(len(turn.versions) not in (0, turn.end - turn.start) for turn in row.turns):
         return "a turn has another number of versions than tokens"
     return _span_problem((*row.prompt_ids, *row.completion_ids), row.spans)

@@ -93,7 +93,7 @@ class Loaded:
         pad = int(tokenizer.pad_token_id)
         return pad if pad < self.vocabulary else self.stop_ids[0]
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
         """Number of token ids of the model, which may have more than its tokenizer."""
         embedding: Any = self.model.get_input_embeddings()
