@@ -183,7 +183,8 @@ class Completion:
             return wrong
         size, stops = len(self.ids), [place for place, token in enumerate(self.ids) if token in sampling.stop_ids]
         if not 0 < size <= request.max_tokens or len(self.logprobs) != size or len(self.versions) not in (0, size):
-            return f"{size} tokens with {len(self.logprobs)} log-probs, and max_tokens = {request.max_tokens}"
+            counts = f"{len(self.logprobs)} log-probs and {len(self.versions)} versions"
+            return f"{size} tokens with {counts}, and max_tokens = {request.max_tokens}"
         if min(self.ids) < 0 or max(self.ids) >= sampling.vocabulary:
             return f"a token id is not between 0 and {sampling.vocabulary - 1}"
         if self.finish_reason != ("stop" if stops else "length") or (stops and stops[0] != size - 1):

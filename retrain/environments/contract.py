@@ -192,7 +192,7 @@ def _message(value: Any) -> tuple[str, str]:
 
 
 def _reward(value: Any, what: str) -> float:
-    """Convert a reward to a float; raise ValueError, which names it as `what`, if its size is not allowed."""
+    """Convert a reward to a float; raise ValueError, which names it as `what`, unless it is a number in its range."""
     return _number(value, what, is_reward, f"a number {REWARD_RANGE}")
 
 

@@ -100,7 +100,7 @@ def spans(*ends):
 DAMAGE = {
     **{"nan": number(math.nan), "infinite": number(-math.inf), "bignum": number(10**400), "no number": number("low")},
     **{"large id": token(1 << 31), "negative id": token(-1), "fraction id": token(5.0), "text id": token("5")},
-    **{"gap": spans(1), "overlap": spans(2, 1, 3), "endless": spans(10**12, 3), "unordered": spans("1", 3)},
+    **{"gap": spans(1), "overlap": spans(2, 1, 3), "endless": spans(10**12, 3), "text span": spans("1", 3)},
 }
 """Faults in one choice of an answer, by name."""
 

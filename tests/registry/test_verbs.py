@@ -1,4 +1,4 @@
-"""What a plug-in returns is checked before the run uses it: completions of engines and rows of sources."""
+"""Checks of what plug-ins return: completions of engines and rows of sources."""
 
 from dataclasses import replace
 from math import inf, nan

@@ -1,4 +1,4 @@
-"""Which files are campaigns: a module that imports nothing else, because commands on runs ask it first."""
+"""Test whether a file is a campaign, without importing the schema of campaigns."""
 
 from __future__ import annotations
 

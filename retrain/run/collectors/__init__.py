@@ -1,1 +1,1 @@
-"""Collectors: what brings the rollouts of a step. The continuous one is imported only if a run uses it."""
+"""Collectors of the rollouts of a step. The continuous one is imported only if a run uses it."""

@@ -84,6 +84,7 @@ class ContinuousCollector(Collector):
         self._mine = self._with_own_tokenizer()
         self._numbers, self._version, self._next, self._too_long = 0, 0, 0, 0
         self._pending: dict[int, PendingGroup] = {}
+        self._draining = False
         self._waiting: deque[PendingGroup] = deque()
         self._complete: deque[PendingGroup] = deque()
         self._flying: set[asyncio.Task[None]] = set()
@@ -152,8 +153,7 @@ class ContinuousCollector(Collector):
         Returns:
             The end of a sentence about the groups that a checkpoint keeps.
         """
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._waiting.clear)  # its own thread takes from the queue, too
+        self._draining = True
         until = time.monotonic() + self._settings.drain_timeout_s
         with self._changed:
             while self._flying and self._error() is None and (left := until - time.monotonic()) > 0:
@@ -248,7 +248,7 @@ class ContinuousCollector(Collector):
         most = self._settings.in_flight or float("inf")
         async with asyncio.TaskGroup() as tasks:
             while True:
-                while self._waiting and len(self._flying) < most:
+                while self._waiting and len(self._flying) < most and not self._draining:
                     task = tasks.create_task(self._sample(self._waiting.popleft()))
                     self._flying.add(task)
                     task.add_done_callback(self._landed)
