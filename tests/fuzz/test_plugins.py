@@ -251,7 +251,7 @@ def part(**verbs):
     return type("Mine", (StatefulComponent,), sound | verbs)
 
 
-QUESTION, ANSWERS = Request((1, 2), count=2, max_tokens=3, stream=0), Completion((5,), (-0.5,), "stop")
+QUESTION, ANSWERS = Request((1, 2), count=2, max_tokens=3, stream=0), Completion((5,), (-0.5,), "length")
 ASKED = {
     ("task", "problem"): (0,),
     ("task", "heldout"): (4,),

@@ -406,6 +406,8 @@ class VllmServerEngine(Sampler):
         while True:
             await asyncio.sleep(self._health_every)
             if not self._router.busy:
+                # Before the future is done: a request that begins meanwhile must not count on this watch.
+                self._watching = None
                 return
             await event_loop.gather(map(self._check_health, self._urls))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+from retrain.engines.vllm.routing import Router
 from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.errors import EngineError
 from retrain.system.http_client import is_loopback
@@ -500,6 +502,30 @@ def test_a_server_that_comes_back_gets_the_current_weights_and_samples_again(ser
     busy.opened.set()
     assert {row.weights_version for row in flat(result())} == {7}
     assert servers[0].loaded == 2
+
+
+def test_a_request_that_begins_while_the_watch_ends_is_watched(servers, model, tmp_path, monkeypatch):
+    engine = client(servers[:1], model, tmp_path, health_every_s=0.05)
+    engine.load_weights(model.state_dict(), 7)
+    gate, idle, begun, paths = Gate(servers[0]), Router.busy, [], []
+    servers[0].hook = lambda path: (paths.append(path), gate.enter(path))
+
+    def busy(router):
+        found = idle.fget(router)
+        if not found and not begun:
+            request = Request(tuple(PROMPTS[0]), 2, 3, stream=0)
+            begun.append(asyncio.ensure_future(engine.generate(request, Sampling(stop_ids=(2,)))))
+        return found
+
+    monkeypatch.setattr(Router, "busy", property(busy))
+    gate.opened.set()
+    sample(engine, PROMPTS, SAMPLING)
+    gate.opened.clear()
+    until(lambda: gate.inside == 1)
+    asked = paths.count("/health")
+    until(lambda: paths.count("/health") > asked)
+    gate.opened.set()
+    until(lambda: begun[0].done())
 
 
 def test_the_requests_of_a_server_that_answers_no_health_check_go_to_the_other(servers, model, tmp_path):
