@@ -208,7 +208,7 @@ def test_an_environment_that_does_not_repeat_is_named(opened, what):
 
 
 def test_an_environment_that_declares_no_replay_is_refused(opened):
-    with pytest.raises(ComponentError, match='"locks.outer" cannot be replayed'):
+    with pytest.raises(ComponentError, match=r'"locks\.outer" cannot be replayed'):
         ContinuedEpisodes(opened("outer"))
 
 
