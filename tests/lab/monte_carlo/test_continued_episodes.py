@@ -25,7 +25,7 @@ name = "numbers"
 [environment]
 max_turns = 4
 turn_tokens = {TURN}
-workers = 0
+workers = 1
 
 [training]
 max_steps = 0
@@ -175,7 +175,7 @@ def every(prefix):
     return [word for word in (format(n, f"0{BITS}b") for n in range(1 << BITS)) if word.startswith(prefix)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_the_value_of_a_prefix_is_that_of_the_enumeration(opened, workers):
     context = opened("lock", f"environment.workers={workers}")
     found, bits, rewards, tokens = continued(context)
