@@ -57,7 +57,7 @@ def test_a_continuation_begins_with_its_prefix_and_keeps_the_budget(train):
     ("keys", "text"),
     [
         (["rollout.overlap=1"], "needs the sampler"),
-        (['environment.name="guess"', 'task.name="numbers"'], "cannot be reset"),
+        (['environment.name="guess"', 'task.name="numbers"'], "replays no environment"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_before_anything_loads(tmp_path, keys, text):

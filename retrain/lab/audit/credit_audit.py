@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +25,12 @@ from retrain.errors import ComponentError, DataError
 from retrain.functional.seeds import derive_seed
 from retrain.lab.audit import gradient_quality as G
 from retrain.lab.audit.methods import BASELINE, DEFAULT_METHODS, ORACLE, Method, own_method
+from retrain.lab.monte_carlo.continued_episodes import ContinuedEpisodes
 from retrain.lab.monte_carlo.prefixes import credit, prefixes, values_at
 from retrain.report.samples import best_and_worst
 from retrain.run.collectors.collect import sampled, valid_rows
 from retrain.run.run_context import RunContext
-from retrain.types import POLICY_COLUMNS, Batch, Rollout
+from retrain.types import POLICY_COLUMNS, Batch, Continue, Rollout
 
 LEVEL = 0.05
 """Intervals have the level 1 - LEVEL."""
@@ -178,12 +179,12 @@ def audit(
         continuations: number of continuations of every prefix, at least 2.
         progress: called after each batch, and after each method.
     Raises:
-        ComponentError: a method does not exist, or the run has an environment.
+        ComponentError: a method does not exist, or an environment's episodes cannot be replayed.
         DataError: no completion of a batch could be scored.
+        UserCodeError: a replayed episode of an environment differs from the recorded one.
     """
     if context.env_pool is not None:
-        problem = "its [environment] cannot be restored to the middle of an episode, where continuations begin"
-        raise ComponentError(f"this run cannot be audited: {problem}", "audit a run without an environment")
+        context = replace(context, resources={**context.resources, "continue_from": ContinuedEpisodes(context)})
     wanted = dict.fromkeys([BASELINE, *(names or (*DEFAULT_METHODS, own_method(context.components)))])
     methods = {name: Method(context, name) for name in wanted if name != ORACLE}
     sampler, reduction = _Sampler(context, continuations), _reduction(context.objective)
@@ -222,6 +223,7 @@ class _Sampler:
 
     def __init__(self, context: RunContext, continuations: int) -> None:
         self._context, self._count = context, continuations
+        self._continue: Continue = context.resources["continue_from"]
         self._text = TokenText(context.loaded.tokenizer)
         planning = context.components.signal("planning_mask")
         assert planning is not None, "planning_mask is a component of this package"
@@ -237,10 +239,13 @@ class _Sampler:
         """
         context = self._context
         seed = derive_seed(context.config.training.seed, "audit", context.steps, index)
-        rollouts, problems, self._cursor = sampled(context, self._cursor, context.prompts, seed)
+        first_group = index * context.prompts  # a group has one number in all batches, which `record` needs
+        rollouts, problems, self._cursor = sampled(context, self._cursor, context.prompts, seed, first_group)
         kept = valid_rows(rollouts)
         if not kept:
             raise DataError("no completion of a batch could be scored; check the rewards with `retrain score`")
+        if isinstance(self._continue, ContinuedEpisodes):
+            self._continue.record(kept, seed)
         self.rollouts = self.rollouts or kept
         batch = context.layout.batch(kept, context.steps).replace(problems=problems)
         columns = context.policy.logprobs(batch, sorted(POLICY_COLUMNS))
@@ -259,7 +264,7 @@ class _Sampler:
         mask = batch.response_mask
         found, numbers = prefixes(batch.input_ids, mask, batch.group_ids, mask)
         seed = derive_seed(seed, "continuations")
-        rewards, tokens = self._context.resources["continue_from"](batch.problems, found, count, seed)
+        rewards, tokens = self._continue(batch.problems, found, count, seed)
         self.tokens += tokens
         halves = rewards[:, : count // 2], rewards[:, count // 2 :]
         first, second = (credit(values_at(mask, part, numbers), mask, batch.rewards, mask) for part in halves)

@@ -200,8 +200,36 @@ def test_what_cannot_be_audited_is_said(trained, words, text):
     assert text in " ".join(done.output.split())
 
 
-def test_a_run_with_an_environment_is_refused_before_anything_is_sampled(train):
-    run = train("task.name=sums", "environment.name=calculator", "warmup.steps=0", "training.max_steps=0")
+GAME = (
+    *('task.name="numbers"', "numbers.top=7", 'environment.name="guess"', "guess={top=7,guesses=3,shaping=0.5}"),
+    *("environment.max_turns=3", "environment.turn_tokens=3", "training.max_tokens=8", "training.max_steps=1"),
+    *('algorithm.transform_mode="turn_returns"', "eval.problems=0"),
+)
+
+
+def test_a_run_with_an_environment_is_audited_by_replaying_its_episodes(train):
+    run = train(*GAME)
+    words = ["audit", str(run), "--methods", "turn_returns,vine,gigpo", "--batches", "4", "--continuations", "2"]
+    first, again = (CliRunner().invoke(app, [*words, "--json"]) for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert first.stdout == again.stdout
+    assert set(json.loads(first.stdout)["methods"]) == {"grpo", "turn_returns", "vine", "gigpo", "oracle"}
+
+
+def test_a_run_whose_environment_cannot_be_replayed_is_refused_before_anything_is_sampled(train, tmp_path):
+    (tmp_path / "remote.py").write_text(REMOTE)
+    game = ('environment.name="remote.remote"', "training.max_steps=0", "warmup.steps=0")
+    run = train(*GAME, "guess={}", f'plugins.search_paths=["{tmp_path}"]', *game)
     done = CliRunner().invoke(app, ["audit", str(run), "--batches", "1000000"])
     assert done.exit_code == 2
-    assert "this run cannot be audited: its [environment]" in " ".join(done.output.split())
+    assert 'environment "remote.remote" cannot be replayed' in " ".join(done.output.split())
+
+
+REMOTE = """
+from retrain import environment
+
+@environment("remote", replay=False)
+def remote(answer):
+    yield None
+    return 1.0
+"""
