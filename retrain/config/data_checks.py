@@ -13,7 +13,7 @@ from retrain.config.document import Document
 from retrain.config.positions import Path
 from retrain.config.resolve import LoadedConfig, labels
 from retrain.config.schema import Config
-from retrain.errors import DataError
+from retrain.errors import ComponentError, DataError
 from retrain.protocols import Task
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
@@ -53,8 +53,8 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
             _check_task(one, task, document, () if not name else at)
             if not name and not built and loaded.config.warmup.steps:
                 _check_demonstrations(loaded.config, task, document)
-        except DataError as error:
-            document.refuse(at, str(error), "", DataError.exit_code)
+        except (DataError, ComponentError) as error:
+            document.refuse(at, str(error), "", error.exit_code)
     if not built:
         _check_sources(loaded, document)
     document.stop()

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, cast, get_args
 
@@ -16,7 +16,7 @@ from retrain.errors import ComponentError
 from retrain.functional.numbers import last_number
 from retrain.functional.seeds import derive_seed, digest_of
 from retrain.protocols import Task
-from retrain.registry import reward, task
+from retrain.registry import Finding, reward, task
 from retrain.system.extras import library
 from retrain.types import Problem
 
@@ -44,7 +44,13 @@ _ANSWER_FIX = 'use "tag", "number", or an expression with one group, such as "An
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-@task("gym", extra=("reasoning_gym", "gym"))
+def _check_reserved(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Check that `config` leaves the two settings to the task that the task itself sets."""
+    if own := {"seed", "size"} & {*(params["config"] or ())}:
+        yield Finding(("config",), f"the task itself sets {' and '.join(sorted(own))}", "remove it here")
+
+
+@task("gym", extra=("reasoning_gym", "gym"), check=_check_reserved)
 class Gym(Task):
     """Generate problems of one reasoning-gym data set. Use the reward `gym` to score them.
 
@@ -105,7 +111,15 @@ class Gym(Task):
         return Problem(id=f"{self.name}/{number}", prompt=prompt, answer=entry["answer"], extra=extra), held
 
 
-@reward("gym", extra=("reasoning_gym", "gym"))
+def _check_answer(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Check that `answer` names a part of the completion."""
+    try:
+        _answer_finder(params["answer"])
+    except ComponentError as error:
+        yield Finding(("answer",), error.problem.removeprefix("[gym] answer = "), error.fix)
+
+
+@reward("gym", extra=("reasoning_gym", "gym"), check=_check_answer)
 class GymReward:
     """Return 1 if the data set's scorer gives the answer the full score, else 0.
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from retrain.config.data_checks import check_data
+from retrain.config.load import load
 from retrain.data.gym import Dataset, Gym, GymReward
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, ConfigError
 from retrain.registry import ParameterError, find
 from retrain.rewards.pool import RewardPool
 
@@ -147,3 +151,31 @@ def test_a_config_whose_problems_take_too_long_is_refused(config, tmp_path):
 def test_a_config_whose_problems_cannot_be_made_is_refused():
     with pytest.raises(ComponentError, match="cannot generate a problem: ValueError"):
         Gym(0, name="chain_sum", config={"min_digits": 5000, "max_digits": 5001})
+
+
+RUN = """
+[task]
+name = "gym"
+[gym]
+name = "chain_sum"
+config = {config}
+[[rewards]]
+name = "gym"
+params = {{ answer = "{answer}" }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "answer", "message"),
+    [
+        ("{ min_term = 2 }", "tag", "run.toml:3:1: [task] name: [gym] chain_sum rejects its config: "),
+        ("{ seed = 2, size = 3 }", "tag", "run.toml:6:1: [gym] config: the task itself sets seed and size; remove it"),
+        ("{ min_terms = 2 }", "numbr", "run.toml:9:12: [[rewards.params]] answer: 'numbr' has 0 groups; use "),
+    ],
+)
+def test_validate_says_where_a_mistake_is(config, answer, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("run.toml")
+    file.write_text(RUN.format(config=config, answer=answer))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_data(load(file))

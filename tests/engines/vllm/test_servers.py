@@ -507,11 +507,12 @@ def test_a_server_that_comes_back_gets_the_current_weights_and_samples_again(ser
 def test_a_request_that_begins_while_the_watch_ends_is_watched(servers, model, tmp_path, monkeypatch):
     engine = client(servers[:1], model, tmp_path, health_every_s=0.05)
     engine.load_weights(model.state_dict(), 7)
-    gate, idle, begun, paths = Gate(servers[0]), Router.busy, [], []
+    gate, idle, begun, paths = Gate(servers[0]), Router.busy.fget, [], []
+    assert idle is not None
     servers[0].hook = lambda path: (paths.append(path), gate.enter(path))
 
     def busy(router):
-        found = idle.fget(router)
+        found = idle(router)
         if not found and not begun:
             request = Request(tuple(PROMPTS[0]), 2, 3, stream=0)
             begun.append(asyncio.ensure_future(engine.generate(request, Sampling(stop_ids=(2,)))))
