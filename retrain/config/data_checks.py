@@ -53,8 +53,10 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
             _check_task(one, task, document, () if not name else at)
             if not name and not built and loaded.config.warmup.steps:
                 _check_demonstrations(loaded.config, task, document)
-        except (DataError, ComponentError) as error:
-            document.refuse(at, str(error), "", error.exit_code)
+        except ComponentError as error:
+            document.refuse(at, error.problem, error.fix)
+        except DataError as error:
+            document.refuse(at, str(error), "", DataError.exit_code)
     if not built:
         _check_sources(loaded, document)
     document.stop()

@@ -113,10 +113,8 @@ class Gym(Task):
 
 def _check_answer(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """Check that `answer` names a part of the completion."""
-    try:
-        _answer_finder(params["answer"])
-    except ComponentError as error:
-        yield Finding(("answer",), error.problem.removeprefix("[gym] answer = "), error.fix)
+    if mistake := _answer_mistake(params["answer"]):
+        yield Finding(("answer",), mistake, _ANSWER_FIX)
 
 
 @reward("gym", extra=("reasoning_gym", "gym"), check=_check_answer)
@@ -146,18 +144,26 @@ class GymReward:
         return value if self.partial else float(value > 0.99)
 
 
+def _answer_mistake(answer: str) -> str:
+    """Return why an `answer` names no part of the completion; "" if it does."""
+    if answer in ("tag", "number"):
+        return ""
+    try:
+        groups = re.compile(answer).groups
+    except re.error as error:
+        return f"{answer!r} is not a regular expression: {error}"
+    return "" if groups == 1 else f"{answer!r} has {groups} groups"
+
+
 def _answer_finder(answer: str) -> Callable[[str], str | None]:
     """Return a function that extracts the answer from a completion; it returns None if there is none."""
     if answer == "tag":
         return _tagged
     if answer == "number":
         return _number
-    try:
-        pattern = re.compile(answer)
-    except re.error as error:
-        raise ComponentError(f"[gym] answer = {answer!r} is not a regular expression: {error}", _ANSWER_FIX) from error
-    if pattern.groups != 1:
-        raise ComponentError(f"[gym] answer = {answer!r} has {pattern.groups} groups", _ANSWER_FIX)
+    if mistake := _answer_mistake(answer):
+        raise ComponentError(f"[gym] answer = {mistake}", _ANSWER_FIX)
+    pattern = re.compile(answer)
 
     def captured(completion: str) -> str | None:
         found = pattern.findall(completion)

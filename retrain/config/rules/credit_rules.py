@@ -90,9 +90,7 @@ def continuations(config: Config, resolved: Resolved) -> Iterator[Finding]:
     path = ("algorithm", "algorithm_mode")
     for stage in (one for one in resolved.pipeline.graph if "continue_from" in one.bound.component.needs):
         if config.environment.name is not None:
-            problem = (
-                f'"{stage.name}" continues completions from a prefix, and training replays no environment up to one'
-            )
+            problem = f'"{stage.name}" continues completions from a prefix, and training replays no environment'
             yield Finding(path, problem, "use other credit, such as turn_returns")
         if config.rollout.ahead:
             problem = f'"{stage.name}" needs the sampler, which is busy with later steps'
