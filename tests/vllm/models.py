@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,8 @@ def saved(folder: Path, name: str, **changes: Any) -> Path:
     tiny(name, vocab_size=128, eos_token_id=2, **changes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def tell_apart(completion: str) -> float:
+    """A reward that differs between any two texts, so that every group trains."""
+    return zlib.crc32(completion.encode()) / 2**32

@@ -33,8 +33,7 @@ name = "addition"
 name = "number"
 
 [[rewards]]
-name = "overlong"
-params = {{ buffer_share = 1.0 }}
+name = "tests.vllm.models.tell_apart"  # completions that reach max_tokens may all have the reward 0 of the task
 
 [rollout]
 engine = "{engine}"
@@ -71,9 +70,8 @@ def trained(tmp_path, engine, lora, urls=""):
     directory = run(load(file), Resume("fresh"), lambda event, details: None)
     found = rows(directory / "metrics.jsonl")
     assert [row["step"] for row in found] == [0, 1, 2]
-    # A step whose groups all have one reward changes no weight, and is compared no less.
-    assert all(row["parity/logp_diff_mean"] < 0.1 for row in found if row["update/skipped"] == 0)
-    assert any(row["update/skipped"] == 0 for row in found)
+    assert all(row["parity/logp_diff_mean"] < 0.1 for row in found)
+    assert all(row["update/skipped"] == 0 for row in found)
     assert len(score_file(str(results_file(directory)))) == 2
     return found
 
