@@ -24,11 +24,9 @@ from torch.autograd.function import once_differentiable
 _EPSILON = 1e-3
 """Epsilon of the trial norm in `_is_rms_norm`: large enough to change the result visibly."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""glibc's parameter numbers for `mallopt`."""
-
-_LARGEST_KEPT = 1 << 25
-"""Bytes of the largest block that is kept, the most that glibc keeps by itself."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_KEPT = -1, -3, 1 << 25
+"""glibc's parameter numbers for `mallopt`; bytes of the largest block that is kept, the most that glibc keeps by
+itself."""
 
 
 def keep_freed_memory() -> None:
