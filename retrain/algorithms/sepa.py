@@ -36,11 +36,7 @@ def _check_end(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 @signal(
-    "sepa_lambda",
-    table="sepa",
-    check=_check_end,
-    stored="sepa/lambda",
-    when={"warmup_steps": ("schedule", ("auto",))},
+    "sepa_lambda", table="sepa", check=_check_end, stored="sepa/lambda", when={"warmup_steps": ("schedule", ("auto",))}
 )
 class SepaLambda(StatefulComponent):
     """Pooling weight lambda in [0, 1] of the transform `sepa`, and the entropies of planning and execution tokens.

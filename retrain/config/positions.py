@@ -18,12 +18,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SCALAR = re.compile(r"[^,\]}#\n]+")
 _STRINGS = tuple(
     re.compile(pattern, re.DOTALL)
-    for pattern in (
-        r'"""(?:\\.|(?!""").)*"{3,5}',
-        r"'''(?:(?!''').)*'{3,5}",
-        r'"(?:\\.|[^"\\])*"',
-        r"'[^']*'",
-    )
+    for pattern in (r'"""(?:\\.|(?!""").)*"{3,5}', r"'''(?:(?!''').)*'{3,5}", r'"(?:\\.|[^"\\])*"', r"'[^']*'")
 )
 
 

@@ -69,12 +69,7 @@ class Calls:
         self.aborted = threading.Event()
         self._pending: set[Future[Any]] = set()
 
-    async def request(
-        self,
-        url: str,
-        body: Mapping[str, Any] | None = None,
-        seconds: float | None = None,
-    ) -> Any:
+    async def request(self, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Any:
         """Send a GET request, or a POST request with a JSON body.
 
         Args:
@@ -104,12 +99,7 @@ class Calls:
         except httpx.HTTPError as error:
             raise _failure(error) from None
 
-    def __call__(
-        self,
-        url: str,
-        body: Mapping[str, Any] | None = None,
-        seconds: float | None = None,
-    ) -> Any:
+    def __call__(self, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Any:
         """Call `request` and wait for its answer. Do not use it in the thread of an event loop.
 
         Raises:

@@ -336,10 +336,7 @@ class WorkerPool:
         raise UserCodeError(f"loading {what} raised {rest[0]}{self._spec.hint}\n{rest[2]}")
 
     async def call_all(
-        self,
-        bodies: Sequence[Any],
-        parse: Callable[[int, Any], T],
-        spent: Callable[[T], bool] = lambda _: False,
+        self, bodies: Sequence[Any], parse: Callable[[int, Any], T], spent: Callable[[T], bool] = lambda _: False
     ) -> list[T | CallLost]:
         """Distribute independent calls over the workers.
 

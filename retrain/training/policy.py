@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.functional.mismatch import Mismatch
 from retrain.protocols import ALONE, Ranks
+from retrain.training.cpu_kernels import trim_freed_memory
 from retrain.training.model import lora
 from retrain.training.model.forward import Forward, MicroBatch, ValueForward
 from retrain.training.model.loading import ParameterReader
@@ -101,6 +102,7 @@ class TorchPolicy:
             with lora.active(self.adapter, self._name):
                 self.forward = ValueForward(self.model, settings, self._shards, head)
         self._earlier: dict[str, Tensor] = {}
+        self._floor = 0  # for `trim_freed_memory`
 
     def sibling(self, name: str, settings: PolicySettings, *, has_values: bool = False) -> TorchPolicy:
         """Create a second trainable model: a copy of this one or, with LoRA, a new adapter on the same base model.
@@ -252,6 +254,7 @@ class TorchPolicy:
                     scored = [one.batch.replace(**self.forward.logprobs(one.batch, parts=one.parts)) for one in steps]
                     steps = [replace(step, batch=part) for step, part in zip(steps, scored, strict=True)]
                 reports += [self._take(step, objective, several) for step in steps]
+        self._floor = trim_freed_memory(self._floor)
         # After the first step the weights differ from the sampler's, so that mismatch/* would not test the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
 

@@ -244,3 +244,39 @@ def test_layers_that_are_added_later_share_the_casts_of_those_before():
     first, *others = (vars(layer)["shared_cast"] for layer in model)
     assert all(one is first for one in others)
     assert all(len(layer._forward_pre_hooks) == 1 for layer in model)
+
+
+TRIMMED = """
+import ctypes, os
+from retrain.training.cpu_kernels import keep_freed_memory, trim_freed_memory
+
+keep_freed_memory()
+library = ctypes.CDLL(None)
+library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+def use(count):  # freed blocks with small ones between them
+    blocks = [(library.malloc(ctypes.c_size_t(20 << 20)), library.malloc(ctypes.c_size_t(100))) for _ in range(count)]
+    for large, _ in blocks:
+        ctypes.memset(large, 1, 20 << 20)
+    for large, _ in blocks:
+        library.free(large)
+
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+floor = trim_freed_memory(0)
+use(40)
+before = held()
+after = trim_freed_memory(floor)
+print(before * os.sysconf("SC_PAGE_SIZE") >> 20, after * os.sysconf("SC_PAGE_SIZE") >> 20)
+small = held()
+print(trim_freed_memory(small) == small)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_holes_between_small_blocks_go_back_to_the_system():
+    out = subprocess.run([sys.executable, "-c", TRIMMED], capture_output=True, text=True, check=True).stdout.split()
+    assert int(out[0]) - int(out[1]) > 700  # MB of 800
+    assert out[2] == "True"

@@ -471,12 +471,7 @@ def train_sampling(config: Config, loaded: Loaded, seed: int) -> Sampling:
     """
     rollout = config.rollout
     return Sampling(
-        config.training.temperature,
-        rollout.top_p,
-        rollout.top_k,
-        loaded.stop_ids,
-        seed,
-        vocabulary=loaded.vocabulary,
+        config.training.temperature, rollout.top_p, rollout.top_k, loaded.stop_ids, seed, vocabulary=loaded.vocabulary
     )
 
 
