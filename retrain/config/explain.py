@@ -19,7 +19,7 @@ from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
 from retrain.system.masking import masked
-from retrain.system.model_paths import RANDOM_MODEL, model_location
+from retrain.system.model_paths import RANDOM_MODEL, model_location, stored_dtype
 from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory, frozen_base, layers_that_fit
 from retrain.training.settings import LoraSettings, PolicySettings
 
@@ -319,11 +319,12 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     model, training = loaded.config.model, loaded.config.training
     rows = training.batch_size * training.group_size
     blocks = loaded.config.optimizer.name == "adamw8bit" or model.quantization
+    auto = "stochastic" if stored_dtype(model.path) == "bfloat16" else "nearest"
     settings = PolicySettings(
         micro_batch_tokens=min(training.micro_batch_tokens, rows * training.max_tokens),
         optimizer=loaded.config.optimizer.name,
         dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
-        rounding=model.rounding,
+        rounding=auto if model.rounding == "auto" else model.rounding,
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
         quantization=model.quantization,

@@ -50,10 +50,10 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of matrix products; trained weights, logits and the loss stay float32. "auto": bfloat16 on a GPU, or on
     a CPU with bfloat16 instructions; else float32."""
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding: Literal["auto", "nearest", "stochastic"] = "auto"
     """Rounding of trained weights to bfloat16. "nearest": in every matrix product, which hides updates smaller than a
     weight's last digit. "stochastic": at random once per step, unbiased, and the same in trainer, sampler and saved
-    model."""
+    model. "auto": "stochastic" if the base consists of bfloat16 numbers, else "nearest"."""
     lora: Lora | None = None
     """With this table only LoRA adapters are trained; without it all weights are."""
     quantization: Literal["nf4"] | None = None

@@ -117,7 +117,10 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
             f'[training] device = "{device}" is one GPU, and each rank has its own', 'set it to "cuda"'
         )
     model = initial_model(loaded, device, observe, ranks)
-    policy = TorchPolicy(model.model, _policy_settings(config, device, model.model, ranks), ranks, model.source)
+    policy = TorchPolicy(model.model, _policy_settings(config, device, model, ranks), ranks, model.source)
+    if policy.settings.rounds:
+        text = "the weights are bfloat16 numbers, rounded at random after each step so that small updates count"
+        observe("message", {"text": text, "level": "info"})
     engine = components.optional("engine") or components.named("engine", choose_engine(policy.model)[0])
     assert engine is not None
     if config.rollout.ahead:
@@ -292,22 +295,22 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32", *, empty: bool
     return replace(made, mode=model.chat), teacher
 
 
-def _policy_settings(config: Config, device: torch.device, model: Any, ranks: Ranks) -> PolicySettings:
+def _policy_settings(config: Config, device: torch.device, model: Loaded, ranks: Ranks) -> PolicySettings:
     """Return the settings of the policy, collected from several sections."""
     training, lora = config.training, config.model.lora
-    optimizer = config.optimizer.model_dump()
+    optimizer, rounding = config.optimizer.model_dump(), config.model.rounding
     return PolicySettings(
         **training.model_dump(include={"temperature", "micro_batch_tokens", "epochs", "minibatches"}),
         optimizer=optimizer.pop("name"),
         **optimizer,
         total_steps=training.max_steps * training.epochs * training.minibatches,
         dtype=product_dtype(config, device),
-        rounding=config.model.rounding,
+        rounding=("stochastic" if model.in_bfloat16 else "nearest") if rounding == "auto" else rounding,
         seed=training.seed,
         gradient_checkpointing=config.model.gradient_checkpointing,
         lora=LoraSettings(**lora.model_dump(), seed=training.seed) if lora else None,
         quantization=config.model.quantization,
-        shard=_shard(config, device, model, ranks),
+        shard=_shard(config, device, model.model, ranks),
         offload=config.distributed.offload,
     )
 

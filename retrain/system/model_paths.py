@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.errors import StorageError
 from retrain.system.files import SUMS
+from retrain.system.records import read_json
 
 RANDOM_MODEL = "builtin:tiny"
 """`[model] path` of a model that a run initializes at random. All other models are pretrained."""
@@ -90,6 +92,20 @@ def model_location(path: str) -> str:
     """Convert `[model] path` to a path for transformers and vLLM: a directory with `~` expanded, or a Hub name."""
     model = packaged(path)
     return os.path.expanduser(path) if model is None else str(model.directory)
+
+
+def stored_config(path: str) -> dict[str, Any]:
+    """Return the config.json of a local model; empty if it is missing or unreadable, which loading reports."""
+    try:
+        return read_json(Path(model_location(path)) / "config.json")
+    except StorageError:
+        return {}
+
+
+def stored_dtype(path: str) -> Any:
+    """Return the dtype that the config.json of a local model names, such as "bfloat16"; None if it is unknown."""
+    stored = stored_config(path)
+    return stored.get("dtype") or stored.get("torch_dtype")
 
 
 def problem_with(path: str) -> tuple[str, str] | None:

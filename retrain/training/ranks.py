@@ -17,15 +17,7 @@ from datetime import timedelta
 from threading import Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from retrain.errors import (
-    DataError,
-    DivergedError,
-    EngineError,
-    Preempted,
-    RetrainError,
-    StorageError,
-    UserCodeError,
-)
+from retrain.errors import DataError, DivergedError, EngineError, Preempted, RetrainError, StorageError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.system.terminal import say
 

@@ -109,11 +109,12 @@ MODEL = '[model]\npath = "{path}"\n{more}\n'
 @pytest.mark.parametrize(
     ("more", "warns"),
     [
-        ('dtype = "bfloat16"', True),
-        ('dtype = "float32"', False),
+        ('dtype = "bfloat16"\nrounding = "nearest"', True),
+        ('dtype = "bfloat16"', False),
+        ('dtype = "float32"\nrounding = "nearest"', False),
         ('rounding = "stochastic"', False),
-        ('dtype = "bfloat16"\n[optimizer]\nlr = 2e-5', False),
-        ('dtype = "bfloat16"\n[model.lora]', False),
+        ('dtype = "bfloat16"\nrounding = "nearest"\n[optimizer]\nlr = 2e-5', False),
+        ('dtype = "bfloat16"\nrounding = "nearest"\n[model.lora]', False),
     ],
 )
 def test_updates_that_rounding_hides_are_warned_of(tmp_path, more, warns):

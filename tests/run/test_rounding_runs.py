@@ -50,6 +50,19 @@ def test_a_resumed_run_rounds_as_an_uninterrupted_one(train, stopped):
     assert digest(train(*STOCHASTIC, "training.seed=1", name="other")) != digest(whole)
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_by_default_a_base_of_bfloat16_numbers_is_rounded_at_random(train, tmp_path, kind):
+    base, said = tmp_path / "base", []
+    make_checkpoint(base)
+    if kind == torch.bfloat16:
+        AutoModelForCausalLM.from_pretrained(base, dtype=kind).save_pretrained(base)
+    options = (f'model.path="{base}"', "model.dtype=bfloat16", "warmup.steps=0", "training.lr=1e-6", "eval.problems=0")
+    run = train(*options, "training.max_steps=2", observe=lambda event, details: said.append(details.get("text", "")))
+    saved = load_file(run / "model" / "model.safetensors")
+    assert {value.dtype for value in saved.values()} == {kind}
+    assert any("rounded at random" in text for text in said) == (kind == torch.bfloat16)
+
+
 def test_exact_weights_are_saved_and_the_evaluated_ones_can_be(train, tmp_path):
     run = train("model.dtype=bfloat16", "torch.dtype=bfloat16", "training.lr=1e-3")
     card = (run / "model" / "README.md").read_text()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from retrain import registry
 from retrain.config.resolve import Resolved, mixed_labels
 from retrain.config.schema import LORA_DEFAULTS, Config
 from retrain.config.sections.heldout import Eval
-from retrain.errors import StorageError, did_you_mean, install
+from retrain.errors import did_you_mean, install
 from retrain.registry import Finding
-from retrain.system.model_paths import RANDOM_MODEL, model_location, problem_with
-from retrain.system.records import read_json
+from retrain.system.model_paths import RANDOM_MODEL, problem_with, stored_config, stored_dtype
 from retrain.system.sandbox import missing
 
 _LARGE_LR = 5e-5
@@ -50,19 +48,11 @@ def positions(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 def _positions(path: str) -> int | None:
     """Return the model's context length in tokens; None if its config.json is not local or does not contain it."""
-    stored = _stored(path)
+    stored = stored_config(path)
     for config in (stored, stored.get("text_config")):  # multimodal models nest the text model's
         if isinstance(config, dict) and isinstance(found := config.get("max_position_embeddings"), int):
             return found
     return None
-
-
-def _stored(path: str) -> dict[str, Any]:
-    """Return the config.json of a local model; empty if it is missing or unreadable, which loading reports."""
-    try:
-        return read_json(Path(model_location(path)) / "config.json")
-    except StorageError:
-        return {}
 
 
 def rounding(config: Config, resolved: Resolved) -> Iterator[Finding]:
@@ -75,7 +65,7 @@ def rounding(config: Config, resolved: Resolved) -> Iterator[Finding]:
         elif model.dtype == "float32":
             problem = 'with dtype = "float32" no weight is rounded'
             yield Finding(path, problem, 'use dtype = "auto", or rounding = "nearest"')
-    elif model.lora is None and config.optimizer.lr < _HIDDEN_LR and _rounds(config):
+    elif model.rounding == "nearest" and model.lora is None and config.optimizer.lr < _HIDDEN_LR and _rounds(config):
         problem = (
             f"at a learning rate of {config.optimizer.lr:g} most updates are smaller than the spacing of bfloat16 "
             "numbers, and the weights are multiplied in bfloat16: for tens of steps the sampled, trained and "
@@ -88,8 +78,7 @@ def rounding(config: Config, resolved: Resolved) -> Iterator[Finding]:
 def _rounds(config: Config) -> bool:
     """Return True if the model is local, stored in bfloat16, and multiplied in bfloat16 on this machine."""
     model = config.model
-    stored = _stored(model.path)
-    if model.dtype == "float32" or (stored.get("dtype") or stored.get("torch_dtype")) != "bfloat16":
+    if model.dtype == "float32" or stored_dtype(model.path) != "bfloat16":
         return False
     return model.dtype == "bfloat16" or _multiplies_bfloat16(config.training.device)
 

@@ -77,10 +77,7 @@ class PrefixCache:
         return {index: one for index, request in enumerate(requests) if (one := self.find(request)) is not None}
 
     def add(
-        self,
-        parts: Iterable[SlotRows],
-        requests: Sequence[Request],
-        completions: Sequence[Sequence[Completion]],
+        self, parts: Iterable[SlotRows], requests: Sequence[Request], completions: Sequence[Sequence[Completion]]
     ) -> None:
         """Cache the keys and values of a call's completions, as far as the budget allows.
 

@@ -105,6 +105,13 @@ class Loaded:
         own: Any = self.tokenizer.eos_token_id
         return self.stop_ids[0] if own is None else int(own)
 
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether the weights are bfloat16 numbers, judged by the first matrix."""
+        name, first = next((name, p) for name, p in self.model.named_parameters() if p.ndim > 1)
+        values = first if self.source is None else self.source(name)
+        return torch.equal(values, values.to(torch.bfloat16).to(values.dtype))
+
     def digests(self) -> dict[str, str]:
         """Return the sha256 of the tokenizer (with chat template and special tokens) and config."""
         tokenizer: Any = self.tokenizer
