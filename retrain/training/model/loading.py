@@ -107,7 +107,7 @@ class Loaded:
 
     @property
     def in_bfloat16(self) -> bool:
-        """Whether the weights are bfloat16 numbers, judged by the first matrix."""
+        """True if the weights are bfloat16 numbers, judged by the first matrix."""
         name, first = next((name, p) for name, p in self.model.named_parameters() if p.ndim > 1)
         values = first if self.source is None else self.source(name)
         return torch.equal(values, values.to(torch.bfloat16).to(values.dtype))
