@@ -88,7 +88,7 @@ test-ranks: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -m ranks -n 2 --dist loadfile
 
 test-vllm: $(VLLM)/.ready
-	$(ENV) $(VLLM)/bin/python -m pytest -m vllm -n 2 --dist worksteal tests/vllm
+	$(ENV) $(VLLM)/bin/python -m pytest -m vllm -n 2 --dist loadfile tests/vllm
 
 test-ray: $(RAY)/.ready
 	$(ENV) $(RAY)/bin/python -m pytest -m ray tests/ray

@@ -16,13 +16,12 @@ from pathlib import Path
 import torch
 
 ROWS = [
-    # (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, threads); "" leaves the choice to oneDNN. Every value is in one row.
+    # (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, threads); "" leaves the choice to oneDNN.
     ("default", "AVX2", 1),
-    ("avx2", "AVX512_CORE", 1),
-    ("avx512", "", 2),
+    ("avx2", "", 2),
 ]
 FILES = sorted(str(file) for file in Path("tests").rglob("test_*.py") if "mark.numeric" in file.read_text())
-FLAGS = {"avx2": "avx2", "avx512": "avx512bw", "AVX2": "avx2", "AVX512_CORE": "avx512bw"}
+FLAGS = {"avx2": "avx2", "AVX2": "avx2"}
 """The flag of /proc/cpuinfo that a setting needs."""
 
 

@@ -1,4 +1,4 @@
-"""Two steps of a real language model on real vLLM, in process and on two servers, with all weights and with LoRA.
+"""Steps of a real language model on real vLLM, in process with all weights and with LoRA, and on two servers.
 
 Everything is at its default but for sizes: on a CPU that multiplies bfloat16, so do trainer and sampler.
 """
@@ -86,13 +86,13 @@ def serving(tmp_path):
     """Start `retrain serve` twice for a file of urls that are free; returns them once both answer."""
     started = []
 
-    def start(lora):
+    def start():
         from tests.vllm.test_server import free_port
 
         urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
         listed = "urls = [" + ", ".join(f'"{url}"' for url in urls) + "]"
         file = tmp_path / "serve.toml"
-        text = TOML.format(folder=FOLDER, lora=lora, engine="vllm-server", urls=listed, runs=tmp_path / "runs")
+        text = TOML.format(folder=FOLDER, lora="", engine="vllm-server", urls=listed, runs=tmp_path / "runs")
         file.write_text(text)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         for number, url in enumerate(urls):
@@ -117,7 +117,6 @@ def serving(tmp_path):
         log.close()
 
 
-@LORA
-def test_a_real_model_trains_on_two_vllm_servers(tmp_path, serving, lora):
-    found = trained(tmp_path, "vllm-server", lora, serving(lora))
+def test_a_real_model_trains_on_two_vllm_servers(tmp_path, serving):
+    found = trained(tmp_path, "vllm-server", "", serving())
     assert all(row["sampler/servers"] == 2 for row in found)
