@@ -73,14 +73,14 @@ def checked(folder, *texts):
     return done.returncode, done.stderr
 
 
-@pytest.mark.skipif(TAPLO is None, reason="taplo is not installed")
+@pytest.mark.skipif(TAPLO is None, reason="taplo is not installed: pip install taplo")
 def test_an_editor_accepts_what_is_shipped(folder):
     shipped = [*ROOT.glob("configs/**/*.toml"), *ROOT.glob("campaigns/*.toml")]
     code, said = checked(folder, *(file.read_text() for file in shipped))
     assert code == 0, said
 
 
-@pytest.mark.skipif(TAPLO is None, reason="taplo is not installed")
+@pytest.mark.skipif(TAPLO is None, reason="taplo is not installed: pip install taplo")
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

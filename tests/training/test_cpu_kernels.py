@@ -149,6 +149,9 @@ def test_a_copy_has_fewer_operations_of_its_own():
     assert all(len(module._forward_pre_hooks) <= 1 for module in other.modules())
 
 
+needs_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="mallopt exists only in glibc, the C library of most Linux systems"
+)
 MEASURED = """
 import ctypes, resource, sys
 from retrain.training.cpu_kernels import keep_freed_memory
@@ -175,7 +178,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@needs_glibc
 def test_memory_that_was_freed_is_used_again_without_the_systems_help():
     cleared = {
         how: int(
@@ -210,7 +213,7 @@ print(held() - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@needs_glibc
 def test_blocks_as_large_as_a_vocabularys_gradient_do_not_pile_up():
     held = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True).stdout
     assert int(held) < 150  # MB
@@ -275,7 +278,7 @@ print(trim_freed_memory(small) == small)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@needs_glibc
 def test_holes_between_small_blocks_go_back_to_the_system():
     out = subprocess.run([sys.executable, "-c", TRIMMED], capture_output=True, text=True, check=True).stdout.split()
     assert int(out[0]) - int(out[1]) > 700  # MB of 800

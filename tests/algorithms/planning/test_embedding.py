@@ -9,6 +9,8 @@ from retrain.errors import ComponentError, MissingExtraError
 
 pytestmark = pytest.mark.numeric
 
+WITHOUT_GRAMS = "`make test` does not install sentence-transformers: pip install -e '.[grams]'"
+
 
 def test_tf_idf_rows_have_length_one_and_similar_phrases_are_near():
     embed = embedder(None, ["let me check", "let me think", "the sum of digits"])
@@ -33,14 +35,14 @@ def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
 def test_a_directory_without_a_model_is_refused(tmp_path):
     with pytest.raises(ComponentError, match="no directory"):
         embedder(str(tmp_path / "none"), [])
-    pytest.importorskip("sentence_transformers", reason="`make test` does not install it")
+    pytest.importorskip("sentence_transformers", reason=WITHOUT_GRAMS)
     with pytest.raises(ComponentError, match="is not a sentence-transformer"):
         embedder(str(tmp_path), [])
 
 
 def test_a_name_on_the_hub_is_asked_for_there(monkeypatch):
     assert not any("directory" in finding.problem for finding in check_embedder("owner/no-such-model"))
-    pytest.importorskip("sentence_transformers", reason="`make test` does not install it")
+    pytest.importorskip("sentence_transformers", reason=WITHOUT_GRAMS)
     assert list(check_embedder("owner/no-such-model")) == []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ComponentError, match="owner/no-such-model cannot be loaded from the hub"):
@@ -48,8 +50,8 @@ def test_a_name_on_the_hub_is_asked_for_there(monkeypatch):
 
 
 def test_a_sentence_transformer_from_a_directory(tmp_path):
-    package = pytest.importorskip("sentence_transformers", reason="`make test` does not install it")
-    models = pytest.importorskip("sentence_transformers.models")
+    package = pytest.importorskip("sentence_transformers", reason=WITHOUT_GRAMS)
+    models = pytest.importorskip("sentence_transformers.models", reason=WITHOUT_GRAMS)
     transformers = pytest.importorskip("transformers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "let", "me", "think", "check", "so", "we", "add"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
