@@ -335,7 +335,7 @@ def read_problems(
     if len(bad) > allowed or not problems:
         limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; fix them or raise it"
         fix = limit if reading.on_bad_row == "skip" else reading.fix
-        raise records.refusal(bad, f"{name}: {len(bad):,} bad rows: {fix}")
+        raise records.refusal(bad, name, f": {fix}")
     if bad:
         _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
     return problems

@@ -243,15 +243,16 @@ def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> l
     """
     parsed, bad = parsed_rows(rows_of(path), parse)
     if bad:
-        raise refusal(bad, f"{path}: {len(bad):,} bad rows{what}: fix or remove them")
+        raise refusal(bad, path, f"{what}: fix or remove them")
     if not parsed:
         raise DataError(f"{path}:1: no rows{what}; it needs at least one")
     return parsed
 
 
-def refusal(bad: Sequence[str], last: str) -> DataError:
-    """Return an error that lists the first 20 lines of `bad` and ends with the line `last`."""
+def refusal(bad: Sequence[str], name: object, rest: str) -> DataError:
+    """Return an error that lists the first 20 lines of `bad` and ends with `name: N bad rows`, followed by `rest`."""
     more = [f"... and {len(bad) - _MAX_LISTED:,} more"] if len(bad) > _MAX_LISTED else []
+    last = f"{name}: {len(bad):,} bad row{'s' * (len(bad) != 1)}{rest}"
     return DataError("\n".join([*bad[:_MAX_LISTED], *more, last]))
 
 

@@ -97,7 +97,7 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
     most = positions(phi.model)
     lengths = [(problem.id, len(row.ids)) for problem, row in zip(problems, rows, strict=True)]
     if bad := [f"{place}: {length} tokens; the model takes {most}" for place, length in lengths if length > most]:
-        raise refusal(bad, "remove these rows")
+        raise refusal(bad, path, ": remove them")
     forwards = Forward(phi.model, settings), Forward(ref.model, settings)
     return [
         row

@@ -112,7 +112,7 @@ def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "re
     need = max(ks, default=1)
     counts = [(r.place, len(r.predictions)) for r in results]
     if bad := [f"{place}: pass@{need} needs {need} predictions, there are {n}" for place, n in counts if n < need]:
-        raise refusal(bad, f"{path}: {len(bad):,} bad rows; ask for a smaller k")
+        raise refusal(bad, path, "; ask for a smaller k")
     return _judge(results, equivalence)
 
 

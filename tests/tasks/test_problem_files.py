@@ -105,7 +105,7 @@ def test_skipping_counts_and_has_a_ceiling(tmp_path, caplog):
     path = write(tmp_path / "data.jsonl", [*good(98), b"oops\n", b"oops\n"])
     assert "more than max_bad_fraction = 0.01 of 100 rows" in failure(path, on_bad_row="skip")
     path = write(tmp_path / "data.jsonl", [b"oops\n"])
-    assert "1 bad rows" in failure(path, on_bad_row="skip", max_bad_fraction=0.99)
+    assert "1 bad row: more than" in failure(path, on_bad_row="skip", max_bad_fraction=0.99)
 
 
 def test_rows_become_problems(tmp_path):

@@ -161,7 +161,7 @@ def _rows(file: Path) -> list[ResultRow]:
     bad = [f"{place}: {row}" for place, row in found if isinstance(row, BadRow)]
     bad += [f"{place}: not an object with named fields" for place, row in found if not isinstance(row, (BadRow, dict))]
     if bad:
-        raise refusal(bad, f"{file}: {len(bad):,} bad rows: fix or remove them")
+        raise refusal(bad, file, ": fix or remove them")
     if not found:
         raise DataError(f"{file}: no rows")
     return _kind(cast("dict[str, Any]", found[0][1]))(file, found)
