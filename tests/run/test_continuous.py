@@ -132,6 +132,40 @@ def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, gate, t
     assert sorted(trained_problems(run)) == sorted(first_problems(train, GROUPS * STEPS))
 
 
+def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, gate, tmp_path):
+    with pytest.raises(Preempted, match="after step 2"):
+        train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", observe=gate.stops_after(1))
+    gate.is_open = True
+    overrides = (*EXACT, "reward_pool.workers=1", "logging.rollouts_every=1")
+    train(*overrides, resume=Resume("auto", allow_change=("rollout", "algorithm")))
+    assert trained_problems(tmp_path / "runs" / "run") == first_problems(train, GROUPS * STEPS)
+
+
+def test_a_restored_group_has_the_problem_that_it_was_sampled_for(train, gate, tmp_path):
+    with pytest.raises(Preempted, match="after step 2"):
+        train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", observe=gate.stops_after(1))
+    [saved] = checkpoint.every(tmp_path / "runs" / "run" / "checkpoints")[-1:]
+    names = first_problems(train, GROUPS * STEPS)
+    found = [(group["index"], group["problem"]["id"]) for group in checkpoint.load(saved)["groups"]["pending"]]
+    assert found
+    assert all(names[index] == name for index, name in found)
+
+
+def test_sigterm_while_groups_are_missing_waits_for_each_of_them(train, gate, monkeypatch):
+    """With one group in flight, nothing is in flight for a moment between two groups."""
+    wait = continuous.ContinuousCollector._groups
+
+    def groups(self, step, *args):
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+            gate.is_open = True
+        return wait(self, step, *args)
+
+    monkeypatch.setattr(continuous.ContinuousCollector, "_groups", groups)
+    with pytest.raises(Preempted, match="after step 3"):
+        train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
+
+
 @pytest.mark.parametrize(
     ("seconds", "most", "left"), [(0, 1, "trains on 1 .* samples [1-9] that"), (60, 9, "trains on [1-9]")]
 )

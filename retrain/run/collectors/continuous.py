@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop
 from retrain.system import event_loop
 from retrain.training.chat import RenderedPrompt
-from retrain.types import Batch, Metrics, Request, Rollout, State
+from retrain.types import Batch, Metrics, Problem, Request, Rollout, State
 
 _GROUPS = "groups"
 """Key, in a checkpoint, of the groups on which no step has trained."""
@@ -58,7 +58,11 @@ class PendingGroup:
 
     def state_dict(self) -> State:
         """Return the state for a checkpoint; an incomplete group is stored without rollouts."""
-        return {"index": self.index, "rollouts": [one.row() for one in self.rollouts]}
+        return {
+            "index": self.index,
+            "problem": asdict(self.rendered[0]),
+            "rollouts": [one.row() for one in self.rollouts],
+        }
 
 
 class ContinuousCollector(Collector):
@@ -165,14 +169,20 @@ class ContinuousCollector(Collector):
         with self._changed:
             groups = [one.state_dict() for one in self._complete]
             groups += [one.state_dict() for one in self._pending.values() if not one.rollouts]
-        return super().state_dict(done) | {_GROUPS: {"begun": self._numbers, "pending": groups}}
+            first = min((one.index for one in self._pending.values()), default=self.cursor)
+        # A run that goes on in mode "steps" ignores the groups, and samples their problems again from the first one.
+        state = {"begun": self._numbers, "cursor": self.cursor, "pending": groups}
+        return self._context.state_dict(done, first) | {_GROUPS: state}
 
     def _restore(self, saved: State) -> None:
-        """Restore the groups of a checkpoint: complete ones wait for the next step, the others are sampled again."""
-        self._numbers = int(saved.get("begun", 0))
+        """Restore the groups of a checkpoint: complete ones wait for the next step, the others are sampled again.
+
+        A checkpoint holds the problems, because a curriculum may have another one at the same index by now.
+        """
+        self._numbers, self.cursor = int(saved.get("begun", 0)), int(saved.get("cursor", self.cursor))
         for state in saved.get("pending", ()):
-            [rendered], _ = next_problems(self._context, int(state["index"]), 1)
-            group = self._add(int(state["index"]), rendered)
+            problem = Problem(**state["problem"])
+            group = self._add(int(state["index"]), (problem, self._context.chat.prompt(problem.prompt)))
             if state["rollouts"]:
                 group.rollouts = [Rollout.of_row(row) for row in state["rollouts"]]
                 self._complete.append(group)
@@ -217,7 +227,7 @@ class ContinuousCollector(Collector):
                     raise error
                 if self._signal.requested:
                     until = until or time.monotonic() + self._settings.drain_timeout_s
-                    if time.monotonic() > until or not self._flying:
+                    if time.monotonic() > until or len(self._complete) == len(self._pending):
                         raise EngineError(
                             f"step {step} has {len(self._complete)} of {prompts} groups{self._abandoned()}"
                         )
