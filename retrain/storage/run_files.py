@@ -30,7 +30,7 @@ _ALWAYS_CHANGEABLE = (
     "reward_pool.env",
     "reward_pool.readable",
 )
-"""Configuration keys that may change when a run is resumed, because they affect the weights only through timing, or not at all."""
+"""Configuration keys that may change when a run is resumed: they affect the weights by timing alone, or not at all."""
 _Integer = Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)]
 _Number = Annotated[float, Field(strict=True)] | _Integer | None
 
