@@ -134,7 +134,7 @@ def parse_row(line: bytes, path: Path, number: int, schema: TypeAdapter[Any] | N
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Return the changes between two resolved configurations as lines `key: old -> new`.
 
-    Keys that do not affect the weights, such as those of `[logging]`, may always change.
+    The keys of `_ALWAYS_CHANGEABLE`, such as those of `[logging]`, may always change.
 
     Args:
         old: configuration of the run that is resumed.

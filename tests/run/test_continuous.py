@@ -141,14 +141,22 @@ def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, 
     assert trained_problems(tmp_path / "runs" / "run") == first_problems(train, GROUPS * STEPS)
 
 
-def test_a_restored_group_has_the_problem_that_it_was_sampled_for(train, gate, tmp_path):
+def test_a_restored_group_has_the_problem_that_it_was_sampled_for(train, gate, tmp_path, monkeypatch):
+    """The task, which a curriculum may have changed, is asked only for the problems after those of the checkpoint."""
     with pytest.raises(Preempted, match="after step 2"):
         train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", observe=gate.stops_after(1))
     [saved] = checkpoint.every(tmp_path / "runs" / "run" / "checkpoints")[-1:]
     names = first_problems(train, GROUPS * STEPS)
-    found = [(group["index"], group["problem"]["id"]) for group in checkpoint.load(saved)["groups"]["pending"]]
+    state = checkpoint.load(saved)["groups"]
+    found = [(group["index"], group["problem"]["id"]) for group in state["pending"]]
     assert found
     assert all(names[index] == name for index, name in found)
+    draw, asked = continuous.next_problems, []
+    monkeypatch.setattr(continuous, "next_problems", lambda *args: asked.append(args[1]) or draw(*args))
+    gate.is_open = True
+    train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", resume=Resume("auto"))
+    assert min(asked, default=state["cursor"]) >= state["cursor"]
+    assert sorted(trained_problems(tmp_path / "runs" / "run")) == sorted(names)
 
 
 def test_sigterm_while_groups_are_missing_waits_for_each_of_them(train, gate, monkeypatch):
