@@ -9,9 +9,12 @@ HARNESS := .venv-verifiers
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --editable
-# One thread per process: the models are small, and the tests already run in two processes. What these import is compiled
-# once, whatever the environment says of bytecode.
+# One thread per process: the models are small, and the tests already run in several processes. What these import is
+# compiled once, whatever the environment says of bytecode.
 ENV    := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
+
+# On two cores: a third of the time of two processes is spent on waiting for processes, servers and limits of time.
+WORKERS ?= 3
 
 # The tests of whole runs and servers, which `make quick` leaves out; tests/no_processes.py skips the others that start a process.
 SLOW   := $(addprefix --ignore=tests/,faults fuzz ray run verifiers vllm)
@@ -55,12 +58,13 @@ llm: $(VENV)/.llm
 dca-pipeline: $(VENV)/.core
 	RETRAIN=$(BIN)/retrain configs/dca/pipeline.sh
 
+# JUNIT=FILE keeps what every test did; `make faults` with the same file then runs only the tests that are not in it.
 test: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(JUNIT),--junit-xml=$(JUNIT))
 
 # Counting lines and branches costs half as much again as the tests themselves.
 coverage: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
 
 # Each Python has an environment of its own, .venv-3.12; one that is not installed is left out.
 matrix:
@@ -76,7 +80,7 @@ quick: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python $$(.ci/changed_packages)
-	$(ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -p tests.no_processes $(SLOW)
+	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -p tests.no_processes $(SLOW)
 
 test-isa: $(VENV)/.test
 	$(ENV) $(BIN)/python tests/isa.py
@@ -85,7 +89,7 @@ wheel: $(VENV)/.test
 	.ci/wheel $(BIN)/python
 
 test-ranks: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest -m ranks -n 2 --dist loadfile
+	$(ENV) $(BIN)/python -m pytest -m ranks -n $(WORKERS) --dist loadfile
 
 test-vllm: $(VLLM)/.ready
 	$(ENV) $(VLLM)/bin/python -m pytest -m vllm -n 2 --dist loadfile tests/vllm
@@ -97,7 +101,7 @@ test-verifiers: $(VENV)/.test $(HARNESS)/.ready
 	$(ENV) $(BIN)/python -m pytest -m verifiers tests/verifiers
 
 faults: $(VENV)/.test
-	$(ENV) $(BIN)/python tests/faults/cases.py
+	$(ENV) $(BIN)/python tests/faults/cases.py $(if $(JUNIT),--results $(JUNIT))
 
 mutants: $(VENV)/.test
 	$(ENV) $(BIN)/python tests/mutants.py

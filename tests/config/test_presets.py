@@ -15,11 +15,12 @@ from retrain.registry.built_in import ALIASES
 DOCUMENTED = [
     *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp", "hicra", "hicra_entropy", "sepa"),
     *("prime", "prime_literal", "mix", "chord", "gdpo", "opd", "sdpo", "ppo", "vapo", "luspo"),
+    *("sapo", "gmpo", "pass_at_k"),
 ]
 NEEDS = {
     **dict.fromkeys(("mix", "chord"), '[expert]\npath = "{expert}"\n'),
     "opd": '[teacher]\nmodel = "{teacher}"\n',
-    **dict.fromkeys(("gspo", "luspo"), "[training]\nminibatches = 4\n"),
+    **dict.fromkeys(("gspo", "luspo", "sapo", "gmpo"), "[training]\nminibatches = 4\n"),
 }
 EXPERT = {"messages": [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "so 3"}]}
 
@@ -238,6 +239,8 @@ OTHER_CLIP = {
     "gspo": {},  # arXiv:2507.18071: a ratio per sequence, with bounds of its own
     "luspo": {},  # arXiv:2602.05261: as gspo, with wider bounds
     "cispo": {},  # arXiv:2506.13585: no clip
+    "sapo": {},  # arXiv:2511.20347: a gate in the place of the clip
+    "gmpo": {},  # arXiv:2507.20673: bounds of the log-ratio
     "vapo": {"[ppo_clip] eps_low": 0.2, "[ppo_clip] eps_high": 0.28},  # arXiv:2504.05118: clip-higher
     "opd": {},  # arXiv:2306.13649: no clip
     "sdpo": {},  # arXiv:2601.20802: a truncated ratio

@@ -4,8 +4,11 @@
 
 python tests/faults/cases.py         every case; exit code 1 if one fails or has no test
 python tests/faults/cases.py 6 T24   these cases
+
+`--results FILE` takes what `make test JUNIT=FILE` has just found, and runs only the tests that it did not run.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -257,20 +260,35 @@ TRUST: dict[str, Case] = {
 }  # fmt: skip
 
 
-def main(wanted: list[str]) -> int:
-    """Run the tests of these cases, print a row per case; 1 if any of them failed."""
+def main(arguments: list[str]) -> int:
+    """Run the tests of the cases asked for, print a row per case; 1 if any of them failed."""
     cases = {**{str(number): case for number, case in CASES.items()}, **TRUST}
-    tests = sorted({f"tests/{test}" for name in wanted for test in cases[name].tests})
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        options = ["-m", "", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-        subprocess.run([sys.executable, "-m", "pytest", *options, *tests], cwd=ROOT, check=False)
-        outcomes = read(report)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args(arguments)
+    wanted: list[str] = options.cases or [*cases]
+    if unknown := set(wanted) - set(cases):
+        parser.error(f"there is no case {', '.join(sorted(unknown))}")
+    outcomes = read(options.results) if options.results else {}
+    tests = sorted({test for name in wanted for test in cases[name].tests} - set(outcomes))
+    if tests:
+        outcomes |= run(tests)
     faults, trust = (
         {name: cases[name] for name in wanted if (name in TRUST) == of_trust} for of_trust in (False, True)
     )
     bad = _table("fault", faults, outcomes) if faults else 0
     return int(bad + (_table("what strangers try", trust, outcomes) if trust else 0) > 0)
+
+
+def run(tests: list[str]) -> dict[str, list[tuple[str, float]]]:
+    """Run these tests, whatever their marks; returns what `read` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["-m", "", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        files = [f"tests/{test}" for test in tests]
+        subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, check=False)
+        return read(report)
 
 
 def _table(title: str, cases: dict[str, Case], outcomes: dict[str, list[tuple[str, float]]]) -> int:
@@ -310,4 +328,4 @@ def read(report: Path) -> dict[str, list[tuple[str, float]]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or [*map(str, CASES), *TRUST]))
+    sys.exit(main(sys.argv[1:]))

@@ -20,6 +20,8 @@ from tests.small_runs import rows
 
 EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")
 FLOW = (*EXACT, "rollout.mode=continuous", "reward_pool.workers=1", "logging.rollouts_every=1")
+ONE_AT_A_TIME = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", "rollout.drain_timeout_s=0")
+"""A stopped run abandons the group that waits at the gate."""
 GROUPS, SIZE, STEPS = 3, 4, 4
 """Of the small run."""
 
@@ -134,7 +136,7 @@ def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, gate, t
 
 def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, gate, tmp_path):
     with pytest.raises(Preempted, match="after step 2"):
-        train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", observe=gate.stops_after(1))
+        train(*ONE_AT_A_TIME, observe=gate.stops_after(1))
     gate.is_open = True
     overrides = (*EXACT, "reward_pool.workers=1", "logging.rollouts_every=1")
     train(*overrides, resume=Resume("auto", allow_change=("rollout", "algorithm")))
@@ -144,7 +146,7 @@ def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, 
 def test_a_restored_group_has_the_problem_that_it_was_sampled_for(train, gate, tmp_path, monkeypatch):
     """The task, which a curriculum may have changed, is asked only for the problems after those of the checkpoint."""
     with pytest.raises(Preempted, match="after step 2"):
-        train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", observe=gate.stops_after(1))
+        train(*ONE_AT_A_TIME, observe=gate.stops_after(1))
     [saved] = checkpoint.every(tmp_path / "runs" / "run" / "checkpoints")[-1:]
     names = first_problems(train, GROUPS * STEPS)
     state = checkpoint.load(saved)["groups"]
@@ -154,7 +156,7 @@ def test_a_restored_group_has_the_problem_that_it_was_sampled_for(train, gate, t
     draw, asked = continuous.next_problems, []
     monkeypatch.setattr(continuous, "next_problems", lambda *args: asked.append(args[1]) or draw(*args))
     gate.is_open = True
-    train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", resume=Resume("auto"))
+    train(*ONE_AT_A_TIME, resume=Resume("auto"))
     assert min(asked, default=state["cursor"]) >= state["cursor"]
     assert sorted(trained_problems(tmp_path / "runs" / "run")) == sorted(names)
 

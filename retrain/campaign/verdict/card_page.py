@@ -151,7 +151,8 @@ def _words(card: ReportCard, condition: str) -> list[str]:
     if not math.isnan(across.gain.value):
         gain = estimate(across.gain, "+.3f", f" {card.first.metric}")
         improvement = estimate(across.improvement, ".2f")
-        lines.append(f"Interquartile mean over all tasks: {gain}; P(improvement) {improvement}.")
+        where = " over all tasks" if len(card.tables) > 1 else ""
+        lines.append(f"Interquartile mean{where}: {gain}; P(improvement) {improvement}.")
     return lines
 
 
