@@ -20,6 +20,7 @@ DOCUMENTED = [
 NEEDS = {
     **dict.fromkeys(("mix", "chord"), '[expert]\npath = "{expert}"\n'),
     "opd": '[teacher]\nmodel = "{teacher}"\n',
+    "vapo": "[training]\nmax_tokens = 200\n",
     **dict.fromkeys(("gspo", "luspo", "sapo", "gmpo"), "[training]\nminibatches = 4\n"),
 }
 EXPERT = {"messages": [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "so 3"}]}

@@ -29,15 +29,21 @@ def _check_group(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
+_LEAST = 10
+"""Least length_alpha * max_tokens: below it, lambda is below 0.9 even in the longest rows."""
 _SPARSE_TOKENS = 1000
 """Number of tokens over which a final reward decays to almost 0 for every lambda below 1."""
 
 
 def _check_trace(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """Warn if the credit of a final reward decays before it reaches the first tokens."""
-    decays = params["lam"] < 1 and params["length_alpha"] is None
-    if decays and config.training.max_tokens > _SPARSE_TOKENS and config.environment.name is None:
-        problem = f"with lam = {params['lam']:g} a reward at the end of {config.training.max_tokens} tokens decays"
+    alpha, tokens = params["length_alpha"], config.training.max_tokens
+    if alpha is not None and alpha * tokens < _LEAST:
+        problem = f"lambda is at most {max(0.0, 1 - 1 / (alpha * tokens)):.2f} in {tokens} tokens"
+        fix = f"set length_alpha >= {_LEAST / tokens:.2g}, more for shorter answers, or lam = 1 instead"
+        yield Finding(("length_alpha",), problem, fix, fatal=False)
+    elif alpha is None and params["lam"] < 1 and tokens > _SPARSE_TOKENS and config.environment.name is None:
+        problem = f"with lam = {params['lam']:g} a reward at the end of {tokens} tokens decays"
         yield Finding(("lam",), problem, "set lam = 1, or length_alpha = 0.05", fatal=False)
 
 
@@ -64,7 +70,8 @@ def gae(
             response_mask: [N, T] bool.
         gamma: discount, per response token.
         lam: 1 is the return minus the value, without bias; 0 is the one-step difference, with the lowest variance.
-        length_alpha: use a lambda per row that increases with its length; VAPO uses 0.05.
+        length_alpha: use a lambda per row that increases with its length; it is 0 up to 1 / length_alpha
+            tokens. VAPO uses 0.05, for thousands of tokens.
     Returns:
         [N, T] in the unit of the reward.
     References: Schulman et al., High-Dimensional Continuous Control Using GAE, arXiv:1506.02438; Yue et al., VAPO,
