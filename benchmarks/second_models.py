@@ -1,8 +1,9 @@
 """What a second model adds to a step: a teacher's log-probs, or a critic's values and its updates.
 
-The systems take turns, each in a fresh process, from the same weights; what one adds is its step less that of GRPO in
-the same repetition. The unit is a forward pass of the policy over the same rows, which the transform `otb` needs and
-GRPO does not. A teacher of the policy's size should add one of them; a critic one, and an update per epoch.
+The systems take turns, each in a fresh process, from the same weights. What one adds is in the phase that computes
+credit, which takes GRPO next to nothing; a ratio pairs two phases of one repetition. The unit is a forward pass of the
+policy over the same rows, which the transform `otb` needs and GRPO does not. A teacher of the policy's size should add
+one of them; a critic one, and an update per epoch.
 
     python benchmarks/second_models.py --steps 4 --repetitions 5 [--shape 20M]
 """
@@ -21,8 +22,7 @@ from pathlib import Path
 from shapes import SHAPES
 from step import SETTLING, Retrain, prepare
 
-STEP, UPDATE = "time/step_s", "time/update_s"
-SAMPLED = "time/rollout_s"
+PHASES = ("time/credit_s", "time/update_s", "time/step_s")
 SYSTEMS = {
     "grpo": "",
     "forward": 'algorithm = { transform_mode = ["otb"] }',
@@ -31,8 +31,8 @@ SYSTEMS = {
 }
 
 
-def measure(arguments: argparse.Namespace, model: Path, name: str) -> tuple[float, float]:
-    """Medians of one run over its counted steps: seconds of a step without its sampling, and of its update."""
+def measure(arguments: argparse.Namespace, model: Path, name: str) -> list[float]:
+    """Medians of one run over its counted steps: seconds of each of PHASES."""
     with tempfile.TemporaryDirectory() as folder:
         config, steps = Path(folder) / "bench.toml", arguments.steps + SETTLING
         text = Retrain().toml(model, arguments.dtype, steps, folder, 1, SHAPES[arguments.shape])
@@ -44,7 +44,7 @@ def measure(arguments: argparse.Namespace, model: Path, name: str) -> tuple[floa
             sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
         lines = (Path(folder) / "one" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][SETTLING:]
-    return statistics.median(row[STEP] - row[SAMPLED] for row in rows), statistics.median(row[UPDATE] for row in rows)
+    return [statistics.median(row[phase] for row in rows) for phase in PHASES]
 
 
 def spread(values: list[float]) -> str:
@@ -59,23 +59,22 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="20M")
     arguments = parser.parse_args()
     make = prepare if arguments.shape == "1.4M" else SHAPES[arguments.shape].save
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SYSTEMS}
+    found: dict[str, list[list[float]]] = {name: [] for name in SYSTEMS}
     with tempfile.TemporaryDirectory() as folder:
         model = make(Path(folder))
         for repetition in range(arguments.repetitions):
             for name in SYSTEMS if repetition % 2 == 0 else reversed(SYSTEMS):
                 found[name].append(measure(arguments, model, name))
                 print(name, *(f"{value:.3f}" for value in found[name][-1]), file=sys.stderr, flush=True)
-    plain = [step for step, _ in found["grpo"]]
-    print(f"{arguments.shape}, {arguments.dtype}: seconds of a step without sampling, median of {len(plain)}")
+    print(f"{arguments.shape}, {arguments.dtype}: seconds of a step, medians of {arguments.repetitions} repetitions")
+    print(f"{'':9}" + "".join(f"{phase[5:-2]:>9}" for phase in PHASES))
     for name, rows in found.items():
-        added = [step - base for (step, _), base in zip(rows, plain, strict=True)]
-        print(f"{name:9}{statistics.median(step for step, _ in rows):8.2f}  adds {spread(added)}")
-    unit = statistics.median(step - base for (step, _), base in zip(found["forward"], plain, strict=True))
-    update = statistics.median(update for _, update in found["grpo"])
-    for name, cost in (("teacher", unit), ("critic", unit + update)):
-        shares = [(step - base) / cost for (step, _), base in zip(found[name], plain, strict=True)]
-        print(f"{name} adds {spread(shares)} times {'a forward pass' + ' and an update' * (name == 'critic')}")
+        print(f"{name:9}" + "".join(f"{statistics.median(column):9.3f}" for column in zip(*rows, strict=True)))
+    repetitions = [dict(zip(found, rows, strict=True)) for rows in zip(*found.values(), strict=True)]
+    teacher = [one["teacher"][0] / one["forward"][0] for one in repetitions]
+    critic = [one["critic"][0] / (one["forward"][0] + one["grpo"][1]) for one in repetitions]
+    print(f"a teacher takes {spread(teacher)} times a forward pass of the policy")
+    print(f"a critic takes {spread(critic)} times a forward pass and an update of the policy")
 
 
 if __name__ == "__main__":
