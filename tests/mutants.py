@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         "credit averaged over the sequence by gspo",
-        "algorithms/losses/surrogates.py",
+        "algorithms/losses/soft_gates.py",
         [
             ("sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)",
              "sequence = F.masked.row_mean(kept - old_logprobs, response_mask)"),

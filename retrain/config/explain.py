@@ -264,7 +264,7 @@ def _forwards(
     """Return the numbers of passes over the whole batch in one step, without sampling."""
     training, objective = loaded.config.training, loaded.components.objective(exact is True)
     several = training.epochs * training.minibatches > 1
-    trained = {"other_models": signal_models.count("trained")} if "trained" in signal_models else {}
+    trained = {"other_models": _trained_passes(pipeline, training.epochs)} if "trained" in signal_models else {}
     if teachers := [model for model in signal_models if model not in ("trained", "frozen")]:
         trained["other_scores"] = len(teachers)
     return {
@@ -272,6 +272,16 @@ def _forwards(
         "reference": signal_models.count("frozen"),
         "forward_and_backward": training.epochs,
     } | trained
+
+
+def _trained_passes(pipeline: Pipeline, epochs: int) -> int:
+    """Return how often the models that signals train pass over the batch in one step."""
+    passes = 0
+    for one in (stage.bound for stage in pipeline.graph if stage.kind == "signal"):
+        held = registry.signal.traits_of(one.component).held(one.params)
+        each = epochs if one.params.get("every") == "epoch" else int(one.params.get("epochs", 1))
+        passes += held.count("trained") * each
+    return passes
 
 
 def run_memory(loaded: LoadedConfig, ranks: int = 1) -> float | None:

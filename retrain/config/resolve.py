@@ -167,7 +167,7 @@ class Resolved:
         exact = exact and not any(brings(one, "rollouts") for one in self.all("source"))
         chain = self._chain
         corrections = chain[len(self._credit_chain()) :]
-        anchored = any("sampler_logprobs" in term.reads for term in self.all("loss"))
+        anchored = any("sampler_logprobs" in term.reads for term in self.all("loss") if term.params["weight"] != 0)
         if not exact and not anchored and not any(map(_is_weight, chain)):
             usual = self.named("transform", DEFAULT_CORRECTION)
             corrections = (*corrections, usual) if usual else corrections

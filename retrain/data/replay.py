@@ -121,10 +121,18 @@ def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("share",), problem, "raise it, or [training] batch_size", fatal=False)
 
 
+def _has_greedy_rewards(path: str) -> bool:
+    return all(one.greedy is not None for group in read_groups(path) for one in group.rollouts)
+
+
 def _check_files(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Check that there are files of rollouts at `path`."""
-    if params["path"] is not None and not _rollout_files(params["path"]):
-        yield Finding(("path",), _no_rollouts_at(params["path"]), NO_FILE_FIX, exit_code=DataError.exit_code)
+    """Check that there are files of rollouts at `path`, with greedy rewards if credit subtracts them."""
+    path = params["path"]
+    if path is not None and not _rollout_files(path):
+        yield Finding(("path",), _no_rollouts_at(path), NO_FILE_FIX, exit_code=DataError.exit_code)
+    elif path is not None and config.algorithm.advantage_mode == "remax" and not _has_greedy_rewards(path):
+        problem = f'"{path}" has groups without the reward of a greedy completion, which remax subtracts'
+        yield Finding(("path",), problem, "use a run with remax", exit_code=DataError.exit_code)
 
 
 @source("replay", brings=("rollouts",), read=("path", read_groups), check=_check_bounds, check_files=_check_files)

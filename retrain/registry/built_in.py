@@ -115,7 +115,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "gmpo": "retrain.algorithms.losses.soft_gates:gmpo",
         "reinforce": "retrain.algorithms.losses.surrogates:reinforce",
         "ppo_clip": "retrain.algorithms.losses.surrogates:ppo_clip",
-        "gspo": "retrain.algorithms.losses.surrogates:gspo",
+        "gspo": "retrain.algorithms.losses.soft_gates:gspo",
         "cispo": "retrain.algorithms.losses.surrogates:cispo",
         "kl": "retrain.algorithms.losses.surrogates:kl",
         "entropy": "retrain.algorithms.losses.surrogates:entropy",

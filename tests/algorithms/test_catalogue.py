@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,34 @@ def columns_of(case):
     if "logprobs" in columns:
         columns["logprobs"].requires_grad_()
     return {"step": 0, **columns}
+
+
+@pytest.mark.parametrize("constant", ["advantages", "old_logprobs"])
+def test_a_constant_column_has_no_covariance(constant):
+    """Float32 of -0.7 less its mean is not 0, and noise is not covariance."""
+    generator = torch.Generator().manual_seed(0)
+    columns = {name: torch.randn(8, 1, generator=generator).expand(8, 50) for name in ("advantages", "old_logprobs")}
+    columns |= {constant: torch.full((8, 50), -0.7), "response_mask": torch.ones(8, 50, dtype=torch.bool)}
+    assert not call("signal", "high_covariance", columns, rate=0.01).any()
+    kept = call("transform", "clip_cov", {**columns, "step": 0}, rate=1.0, low=0.0)
+    assert torch.equal(kept, columns["advantages"])
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (2, 3)])
+def test_nothing_covaries_in_a_batch_without_tokens(shape):
+    columns = {name: torch.ones(shape) for name in ("advantages", "old_logprobs")}
+    columns["response_mask"] = torch.zeros(shape, dtype=torch.bool)
+    assert not call("signal", "high_covariance", columns).any()
+    assert torch.equal(call("transform", "clip_cov", {**columns, "step": 0}), columns["advantages"])
+
+
+def test_a_weight_of_dppo_has_no_limit_where_none_is_wanted():
+    names = ("logprobs", "sampler_logprobs", "advantages")
+    columns = {name: torch.full((1, 1), value).double() for name, value in zip(names, (-0.1, -4.1, 1.0), strict=True)}
+    columns["response_mask"] = torch.ones(1, 1, dtype=torch.bool)
+    settings = {"low": 1.0, "high": 1.0}
+    limited, free = (call("loss", "dppo", columns, cap=cap, **settings).item() for cap in (20.0, "none"))
+    assert (limited, free) == (pytest.approx(2.0), pytest.approx(0.1 * math.exp(4.0)))
 
 
 @pytest.mark.parametrize(("entry", "case"), CASES)

@@ -40,8 +40,15 @@ ODD: list[tuple[tuple[str, ...], str, str]] = [
     (
         ("algorithm.advantage_mode=lite_ppo", "rollout.resample=uninformative"),
         "[rollout] resample",
-        "differs between resampling rounds",
+        "the deviation of the groups that the filter has kept by then",
     ),
+    (
+        ("algorithm.advantage_mode=lite_ppo", "algorithm.filter=accuracy_band"),
+        "[algorithm] filter",
+        "the deviation of the groups that the filter has kept by then",
+    ),
+    (('loss=[{name="kl_cov"}]', TWO_UPDATES), "[[loss]] name", "no other term changes the policy by its rewards"),
+    ((chain("process_rloo", "whiten"), "prime.every=epoch"), "[prime] every", 'the same as "step"'),
     ((chain("opsm"), "rollout.engine=torch"), TRANSFORMS, '"opsm" has nothing to correct'),
     (
         (chain("gtpo_paper"), TWO_REWARDS),
@@ -69,6 +76,7 @@ ODD: list[tuple[tuple[str, ...], str, str]] = [
 ]
 
 SOUND: list[tuple[str, ...]] = [
+    (chain("opsm"), "rollout.engine=torch", 'source=[{name="replay"}]'),
     ('loss=[{name="sapo"}]', TWO_UPDATES),
     ('loss=[{name="sapo", weight=0.0}, {name="reinforce"}]',),
     ("ppo_clip.eps_high=0.2",),
@@ -121,6 +129,11 @@ def test_a_term_without_weight_corrects_nothing(loaded):
 
 def corrections(loaded, *overrides):
     return [one.name for one in loaded(*overrides).components.objective(exact=False).corrections]
+
+
+def test_a_term_without_weight_leaves_the_usual_correction(loaded):
+    unused = 'loss=[{name="ppo_clip"}, {name="topr", weight=0.0}]'
+    assert corrections(loaded, unused, "rollout.overlap=1") == ["tis"]
 
 
 def test_a_correction_that_drops_tokens_stands_beside_one_that_weighs(loaded):

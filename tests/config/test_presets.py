@@ -20,6 +20,7 @@ DOCUMENTED = [
 NEEDS = {
     **dict.fromkeys(("mix", "chord"), '[expert]\npath = "{expert}"\n'),
     "opd": '[teacher]\nmodel = "{teacher}"\n',
+    "prime_literal": "[training]\nepochs = 2\n",
     "vapo": "[training]\nmax_tokens = 200\n",
     **dict.fromkeys(("gspo", "luspo", "sapo", "gmpo"), "[training]\nminibatches = 4\n"),
 }

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from retrain.errors import UserCodeError
+from retrain.errors import ConfigError, UserCodeError
 from retrain.run.session import Resume
 from tests.run.test_expert_rows import conversation
 from tests.small_runs import digest, rows
@@ -140,6 +140,12 @@ def test_the_rollouts_of_another_run_are_replayed(train, replay):
     assert steps[0]["replay/groups"] > 0
     assert "replay/staleness" not in steps[0]
     assert steps[0]["grad/norm"] > 0
+
+
+def test_groups_of_a_run_without_greedy_rewards_are_no_source_for_remax(train, replay):
+    first = train(*replay, "logging.rollouts_every=1", "training.max_steps=2", name="first")
+    with pytest.raises(ConfigError, match="without the reward of a greedy completion, which remax subtracts"):
+        train(*replay, f'replay.path="{first}/rollouts"', "algorithm.advantage_mode=remax", name="second")
 
 
 def test_several_experts_have_rows_positions_and_passes_of_their_own(train, stopped, tmp_path):

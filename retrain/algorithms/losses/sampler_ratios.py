@@ -60,7 +60,7 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
     divergence: Literal["tv", "kl"] = "tv",
     low: Annotated[float, Field(ge=0)] = 0.2,
     high: Annotated[float, Field(ge=0)] = 0.2,
-    cap: Annotated[float, Field(gt=0)] | None = 20.0,
+    cap: Annotated[float, Field(gt=0)] | Literal["none"] | None = 20.0,
 ) -> WeightedLoss:
     """Trust region of a divergence between probabilities instead of their ratio.
 
@@ -75,7 +75,7 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
         logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
         divergence: "tv" is total variation, "kl" the binary KL, which needs bounds of about 0.05.
         low, high: largest divergence of tokens with negative and with positive advantage.
-        cap: largest weight; None for no limit.
+        cap: largest weight; "none" for no limit.
     Returns:
         [N, T], with policy/clip_fraction (dropped tokens) and policy/approx_kl (-log rho).
     References: Qi et al., Rethinking the Trust Region in LLM RL, arXiv:2602.04879.
@@ -91,7 +91,7 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
     under = (advantages < 0) & (p < mu) & (distance > low)
     dropped = (over | under) & response_mask
     weight = log_ratio.exp()
-    weight = weight if cap is None else weight.clamp(max=cap)
+    weight = weight if cap in ("none", None) else weight.clamp(max=cap)
     return (-weight * advantages * new).where(~dropped, 0.0), ratio_metrics(dropped, log_ratio)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
+from retrain.algorithms.losses.surrogates import clipped
 from retrain.registry import Finding, loss
 
 if TYPE_CHECKING:
@@ -36,6 +37,51 @@ def importance_sampling(
     log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask)
     value = -log_ratio.exp() * F.masked.keep(advantages, response_mask)
     return value, {"policy/approx_kl": -log_ratio.detach()}
+
+
+@loss("gspo", vanishes=True, trust_region=True)
+def gspo(  # noqa: PLR0913 - four columns and three keys
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    eps_low: Annotated[float, Field(ge=0, le=1)] = 3e-4,
+    eps_high: Annotated[float, Field(ge=0)] = 4e-4,
+    ratio_mean: Literal["geometric", "arithmetic"] = "geometric",
+) -> LossAndMetrics:
+    """Clipped surrogate objective with one ratio per sequence and an advantage per token (GSPO-token).
+
+    -min(s_t * A_t, clip(s_t, 1 - eps_low, 1 + eps_high) * A_t),  s_t = sg(s) * p_t / sg(p_t),
+    s = exp(mean_t (lp_t - old_lp_t)), mean clamped to +-20, sg = no gradient
+    arithmetic: s_t = sg(mean_t rho_t) + rho_t - sg(rho_t),  rho_t = exp(lp_t - old_lp_t), log-ratio clamped to +-20
+
+    s_t has the value of s at every token. Inside the bounds, the derivative of the loss with respect to lp_t is
+    -s * A_t, so an advantage per token has an effect. If all tokens of a sequence have the same advantage, the
+    gradient equals that of sequence-level GSPO under every built-in reduction. Each token is clipped on its own,
+    depending on the sign of A_t.
+
+    Args:
+        logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+        eps_low, eps_high: bounds of the ratio; they are small because s is a geometric mean.
+        ratio_mean: mean of a row's token ratios. With "arithmetic" (GRPO-S, arXiv:2508.04349) the derivative of the
+            loss with respect to lp_t inside the bounds is -rho_t * A_t.
+    Returns:
+        [N, T], with the metrics policy/clip_fraction (share of tokens whose gradient the bounds remove) and
+        policy/approx_kl (-log s). The paper uses the reduction `sequence_mean`.
+    References: Zheng et al., GSPO, arXiv:2507.18071, section 4.3.
+    """
+    kept = F.masked.keep(logprobs, response_mask)
+    # The inner brackets are exactly 0 and have the gradient. Without them, rounding would change the ratio.
+    if ratio_mean == "arithmetic":
+        ratio = F.ratios.log_ratio(kept, old_logprobs, response_mask).exp()
+        mean = F.masked.row_mean(ratio.detach(), response_mask).clamp(min=1e-9)  # an empty row has no logarithm
+        log_ratio = (mean + (ratio - ratio.detach())).log()
+    else:
+        sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)
+        log_ratio = (sequence + (kept - kept.detach())).clamp(-F.ratios.LIMIT, F.ratios.LIMIT)
+    log_ratio = F.masked.keep(log_ratio, response_mask)
+    return clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high))
 
 
 @loss("sapo", vanishes=True, trust_region=True)

@@ -75,43 +75,7 @@ def ppo_clip(  # noqa: PLR0913 - four columns and three keys
         arXiv:1912.09729.
     """
     log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask)
-    return _clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), dual_clip)
-
-
-@loss("gspo", vanishes=True, trust_region=True)
-def gspo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    *,
-    eps_low: Annotated[float, Field(ge=0, le=1)] = 3e-4,
-    eps_high: Annotated[float, Field(ge=0)] = 4e-4,
-) -> _Terms:
-    """Clipped surrogate objective with one ratio per sequence and an advantage per token (GSPO-token).
-
-    -min(s_t * A_t, clip(s_t, 1 - eps_low, 1 + eps_high) * A_t),  s_t = sg(s) * p_t / sg(p_t),
-    s = exp(mean_t (lp_t - old_lp_t)), mean clamped to +-20, sg = no gradient
-
-    s_t has the value of s at every token. Inside the bounds, the derivative of the loss with respect to lp_t is
-    -s * A_t, so an advantage per token has an effect. If all tokens of a sequence have the same advantage, the
-    gradient equals that of sequence-level GSPO under every built-in reduction. Each token is clipped on its own,
-    depending on the sign of A_t.
-
-    Args:
-        logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        eps_low, eps_high: bounds of the ratio; they are small because s is a geometric mean.
-    Returns:
-        [N, T], with the metrics policy/clip_fraction (share of tokens whose gradient the bounds remove) and
-        policy/approx_kl (-log s). The paper uses the reduction `sequence_mean`.
-    References: Zheng et al., GSPO, arXiv:2507.18071, section 4.3.
-    """
-    kept = F.masked.keep(logprobs, response_mask)
-    sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)
-    # The inner bracket is exactly 0 and has the gradient. Without the bracket, rounding would change the ratio.
-    log_ratio = (sequence + (kept - kept.detach())).clamp(-F.ratios.LIMIT, F.ratios.LIMIT)
-    log_ratio = F.masked.keep(log_ratio, response_mask)
-    return _clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), None)
+    return clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), dual_clip)
 
 
 @loss("cispo", vanishes=True)
@@ -211,7 +175,8 @@ def sft_phi(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     return -p * (1 - p) * kept
 
 
-def _clipped(log_ratio: Tensor, advantages: Tensor, eps: tuple[float, float], dual_clip: float | None) -> _Terms:
+def clipped(log_ratio: Tensor, advantages: Tensor, eps: tuple[float, float], dual_clip: float | None = None) -> _Terms:
+    """Clipped surrogate objective [N, T] of log-ratios and advantages [N, T], with its metrics; see `ppo_clip`."""
     ratio = log_ratio.exp()
     free = -ratio * advantages
     bound = -ratio.clamp(1 - eps[0], 1 + eps[1]) * advantages
@@ -221,6 +186,6 @@ def _clipped(log_ratio: Tensor, advantages: Tensor, eps: tuple[float, float], du
     return value, ratio_metrics(bound > free, log_ratio)
 
 
-def ratio_metrics(clipped: Tensor, log_ratio: Tensor) -> dict[str, Tensor]:
-    """Return policy/clip_fraction of clipped tokens [N, T] bool, and policy/approx_kl of log-ratios [N, T]."""
-    return {"policy/clip_fraction": clipped.to(log_ratio.dtype), "policy/approx_kl": -log_ratio.detach()}
+def ratio_metrics(beyond: Tensor, log_ratio: Tensor) -> dict[str, Tensor]:
+    """Return policy/clip_fraction, where `beyond` [N, T] is True, and policy/approx_kl of log-ratios [N, T]."""
+    return {"policy/clip_fraction": beyond.to(log_ratio.dtype), "policy/approx_kl": -log_ratio.detach()}

@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Rate = Annotated[float, Field(ge=0, le=1)]
+Bounded = Annotated[float, Field(ge=0)]
 
 
-@transform("clip_cov", wants_unit_variance=True)
+def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    if params["low"] >= params["high"]:
+        yield Finding(
+            ("low",), f"no covariance is above {params['low']:g} and below {params['high']:g}", "set low < high"
+        )
+
+
+@transform("clip_cov", check=_check_bounds, wants_unit_variance=True)
 def clip_cov(  # noqa: PLR0913 - four columns and four keys
     advantages: Tensor,
     old_logprobs: Tensor,
@@ -24,8 +32,8 @@ def clip_cov(  # noqa: PLR0913 - four columns and four keys
     step: int,
     *,
     rate: Rate = 2e-4,
-    low: float = 1.0,
-    high: float = 5.0,
+    low: Bounded = 1.0,
+    high: Bounded = 5.0,
     select: Literal["random", "highest"] = "random",
 ) -> Tensor:
     """Set the advantage of some tokens to 0 that would lower the entropy most.
@@ -86,8 +94,12 @@ def high_covariance(advantages: Tensor, old_logprobs: Tensor, response_mask: Ten
 
 
 def _check_clip(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the clip that this method replaces is also in use."""
-    if any(term.name == "ppo_clip" and term.weight != 0 for term in config.loss):
+    """Warn if the clip that this method replaces is also in use, or if nothing moves the policy."""
+    used = {term.name for term in config.loss if term.weight != 0}
+    if used <= {"kl_cov", "kl", "entropy", "adaptive_entropy"}:
+        problem = "kl_cov is a penalty on changes, and no other term changes the policy by its rewards"
+        yield Finding((), problem, 'add name = "importance_sampling"', fatal=False)
+    if "ppo_clip" in used:
         problem = "kl_cov replaces the clip, but ppo_clip is in the list too"
         yield Finding((), problem, 'use name = "importance_sampling" instead of ppo_clip', fatal=False)
 
@@ -112,14 +124,18 @@ def kl_cov(logprobs: Tensor, old_logprobs: Tensor, high_covariance: Tensor, resp
 
 
 def _covariance(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Product of the centred columns [N, T]; exactly 0 outside the mask, and everywhere if all advantages are equal."""
+    """Product of the centred columns [N, T]; exactly 0 outside the mask, and everywhere if a column is constant."""
+    return F.masked.keep(_centred(advantages, mask) * _centred(logprobs, mask), mask)
+
+
+def _centred(column: Tensor, mask: Tensor) -> Tensor:
+    """Subtract the lowest value before the mean, so that equal values give exactly 0."""
     import torch
 
-    lowest = advantages.masked_fill(~mask, torch.inf).amin()
-    above = F.masked.keep(advantages - lowest, mask)
-    centred = above - F.masked.masked_mean(above, mask)
-    logprobs = F.masked.keep(logprobs, mask)
-    return F.masked.keep(centred * (logprobs - F.masked.masked_mean(logprobs, mask)), mask)
+    if not mask.any():
+        return torch.zeros_like(column)
+    above = F.masked.keep(column - column.masked_fill(~mask, torch.inf).amin(), mask)
+    return above - F.masked.masked_mean(above, mask)
 
 
 def _count(rate: float, mask: Tensor) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ShapingStrength = Annotated[float, Field(ge=0)]
 Smallest = Annotated[float, Field(gt=0)]
+Entropy = Annotated[float, Field(ge=0)]
 
 
 _LATE = 1000
@@ -24,7 +25,10 @@ _SMALL_GROUP = 8
 
 
 def _check_positions(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if few rows of a group reach late positions."""
+    """Check the bounds of the entropy, and warn if few rows of a group reach late positions."""
+    low, high = params["entropy_min"], params["entropy_max"]
+    if None not in (low, high) and low > high:
+        yield Finding(("entropy_min",), f"{low:g} is above entropy_max = {high:g}", "set entropy_min <= entropy_max")
     training = config.training
     if training.max_tokens > _LATE and training.group_size < _SMALL_GROUP:
         problem = (
@@ -45,8 +49,8 @@ def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
     alpha2: ShapingStrength = 0.1,
     norm: Literal["group", "batch"] = "group",
     eps: Smallest = 1e-8,
-    entropy_min: float | None = None,
-    entropy_max: float | None = None,
+    entropy_min: Entropy | None = None,
+    entropy_max: Entropy | None = None,
 ) -> Tensor:
     """Shaped token rewards: a bonus for high entropy in correct rows, a penalty for low entropy in wrong rows.
 

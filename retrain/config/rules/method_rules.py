@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
-from retrain.config.resolve import Resolved, is_correction, reward_columns
+from retrain.config.resolve import Resolved, brings, is_correction, reward_columns
 from retrain.config.schema import Config
 from retrain.registry import Bound, Finding
 from retrain.registry.traits import AdvantageTraits, TransformTraits
@@ -15,6 +15,7 @@ from retrain.registry.traits import AdvantageTraits, TransformTraits
 _ADVANTAGE = ("algorithm", "advantage_mode")
 _TRANSFORMS = ("algorithm", "transform_mode")
 _FILTER = ("algorithm", "filter")
+_LATE = 'use filter = "uninformative", which reads advantages'
 
 
 def trust_regions(config: Config, resolved: Resolved) -> Iterator[Finding]:
@@ -140,29 +141,31 @@ def equal_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
         traits = _traits(stage)
         if isinstance(traits, TransformTraits) and traits.beyond_rewards:
             problem = f'"{group_filter.name}" drops groups by their outcomes, although "{stage.name}" gives them credit'
-            yield Finding(_FILTER, problem, 'use filter = "uninformative", which reads advantages', fatal=False)
+            yield Finding(_FILTER, problem, _LATE, fatal=False)
 
 
 def resampled_statistics(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about an advantage that uses statistics of the batch if dropped groups are resampled in rounds."""
-    for stage in _credit(resolved) if config.rollout.resamples else ():
+    """Warn about an advantage that uses statistics of the batch if they depend on the groups that a filter drops."""
+    early = registry.filter.traits_of(resolved.one("filter").component).drops and resolved.pipeline.judges_rollouts
+    for stage in _credit(resolved) if config.rollout.resamples or early else ():
         traits = _traits(stage)
         if isinstance(traits, AdvantageTraits) and traits.batch_statistics:
-            problem = (
-                f'"{stage.name}" divides by the batch\'s standard deviation, which differs between resampling rounds'
+            key, fix = (
+                (("rollout", "resample"), 'use resample = "none"') if config.rollout.resamples else (_FILTER, _LATE)
             )
-            yield Finding(("rollout", "resample"), problem, 'use resample = "none"', fatal=False)
+            problem = f'"{stage.name}" divides by the deviation of the groups that the filter has kept by then'
+            yield Finding(key, problem, fix, fatal=False)
 
 
 def nothing_to_correct(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn about a correction for the sampler if the sampler's log-probs equal the trainer's."""
     engines = resolved.engines(config.model.path)
     exact = bool(engines) and all(registry.engine.traits_of(one.component).exact for one in engines)
-    for stage in resolved.all("transform") if exact and not config.rollout.ahead else ():
+    older = config.rollout.ahead or any(brings(one, "rollouts") for one in resolved.all("source"))
+    for stage in resolved.all("transform") if exact and not older else ():
         if is_correction(stage) and _TRANSFORMS in resolved.written:
-            problem = (
-                f'"{stage.name}" has nothing to correct: log-probs of engine "{engines[0].name}" equal the trainer\'s'
-            )
+            name = engines[0].name
+            problem = f'"{stage.name}" has nothing to correct: log-probs of engine "{name}" equal the trainer\'s'
             fix = f"remove {stage.name}, or sample ahead with [rollout] overlap"
             yield Finding(_TRANSFORMS, problem, fix, fatal=False)
 

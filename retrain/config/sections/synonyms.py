@@ -16,11 +16,12 @@ _LOSS_TYPES = {
     "luspo": '[algorithm] algorithm_mode = "luspo"',
     "sapo": '[[loss]] name = "sapo"',
     "vespo": '[[loss]] name = "vespo"',
-    "kl_cov": '[[loss]] name = "kl_cov"',
+    "kl_cov": '[[loss]] name = "importance_sampling" and [[loss]] name = "kl_cov"',
     "importance_sampling": '[[loss]] name = "importance_sampling"',
-    "geo_mean": '[[loss]] name = "gmpo"',
+    "geo_mean": '[[loss]] name = "gmpo", whose bounds are log-ratios',
     "clip_cov": '[algorithm] transform_mode = ["clip_cov"]',
-    **dict.fromkeys(("dppo_tv", "dppo_kl"), '[[loss]] name = "dppo"'),
+    "dppo_tv": '[[loss]] name = "dppo"',
+    "dppo_kl": '[[loss]] name = "dppo" with [dppo] divergence = "kl" and low and high of about 0.05',
 }
 """TRL's `loss_type`, verl's `loss_mode` and `loss_agg_mode`."""
 _SCALED = {
@@ -44,7 +45,7 @@ _ESTIMATORS = {
     "rloo": '[algorithm] advantage_mode = "rloo"',
     "opo": '[algorithm] advantage_mode = "opo"',
     "remax": '[algorithm] advantage_mode = "remax"',
-    "grpo_passk": '[algorithm] advantage_mode = "pkpo"',
+    **dict.fromkeys(("grpo_passk", "pkpo"), '[algorithm] advantage_mode = "pkpo"'),
     "gdpo": '[algorithm] algorithm_mode = "gdpo"',
     "gae": '[algorithm] algorithm_mode = "ppo"',
     "gigpo": '[algorithm] transform_mode = ["gigpo"]',
@@ -198,7 +199,10 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "clip_cov_ratio": _key("[clip_cov] rate"),
     "clip_cov_lb": _key("[clip_cov] low"),
     "clip_cov_ub": _key("[clip_cov] high"),
-    **dict.fromkeys(("kl_cov_ratio", "kl_cov_frac"), _key("[high_covariance] rate")),
+    **dict.fromkeys(
+        ("kl_cov_ratio", "kl_cov_frac"),
+        lambda value: f"[high_covariance] rate = {_toml(value)}, a share and not a percentage",
+    ),
     "ppo_kl_coef": _key("[kl_cov] weight"),
     **dict.fromkeys(("off_policy_mask_threshold", "opsm_delta"), _key("[opsm] delta")),
     **dict.fromkeys(("opd_kl_coef", "kl_penalty_coef"), _key("[opd] coef")),
@@ -209,9 +213,12 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "importance_sampling_level": _by_value(_LEVELS),
     "use_kl_loss": _fixed('[[loss]] name = "kl", beside the others; [kl] weight is its coefficient'),
     **dict.fromkeys(
-        ("critic_learning_rate", "gae_lambda", "lam", "lambd", "vf_coef", "cliprange_value", "critic_warmup"),
-        _fixed('[algorithm] algorithm_mode = "ppo" has a critic: [critic] lr, clip and warmup_steps, and [gae] lam'),
+        ("gae_lambda", "lam", "lambd"), lambda value: f"[gae] lam = {_toml(value)} and [critic] lam = {_toml(value)}"
     ),
+    "critic_learning_rate": _key("[critic] lr"),
+    "cliprange_value": _key("[critic] clip"),
+    **dict.fromkeys(("critic_warmup", "policy_training_start_step"), _key("[critic] warmup_steps")),
+    "vf_coef": _fixed("the critic has an optimizer of its own, so its loss needs no coefficient: [critic] lr"),
     **dict.fromkeys(("loss_agg_mode", "grpo_loss_agg_mode"), _reduction("[algorithm] reduction")),
     "sft_loss_agg_mode": _reduction("[mix] sft_reduction"),
     "hicra_alpha": _key("[hicra] alpha"),
@@ -242,7 +249,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), _by_value(_SCALED)),
     **dict.fromkeys(("adv_estimator", "advantage_estimator"), _by_value(_ESTIMATORS)),
     **dict.fromkeys(
-        ("reward_weights", "reward_funcs", "gdpo_reward_weights"),
+        ("reward_weights", "reward_funcs", "gdpo_reward_weights", "gdpo_reward_keys"),
         _fixed("[[rewards]] has a name and a weight for each"),
     ),
     **dict.fromkeys(("train_files", "train_file", "prompt_data"), _key("[jsonl] path")),

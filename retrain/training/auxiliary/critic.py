@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -49,7 +49,7 @@ class Critic(StatefulComponent):
         path: model to start from instead of the initial policy; it needs the policy's tokenizer.
         lr, max_grad_norm: learning rate and gradient clipping of the critic's optimizer.
         epochs: optimizer steps on each batch.
-        clip: limit of the change of a value in the loss; None for no limit.
+        clip: limit of the change of a value in the loss; "none" for no limit.
         gamma, lam: discount and GAE parameter of the target; gamma should equal that of [gae].
         warmup_steps: number of first steps in which only the critic is trained.
 
@@ -69,7 +69,7 @@ class Critic(StatefulComponent):
         lr: _PositiveRate = 1e-5,
         max_grad_norm: _PositiveRate = 1.0,
         epochs: Annotated[int, Field(ge=1)] = 1,
-        clip: _PositiveRate | None = 0.2,
+        clip: _PositiveRate | Literal["none"] | None = 0.2,
         gamma: _UnitShare = 1.0,
         lam: _UnitShare = 1.0,
         warmup_steps: Annotated[int, Field(ge=0)] = 0,
@@ -79,7 +79,7 @@ class Critic(StatefulComponent):
         self.model: Any = trained_second_model(
             policy, tokenizer, "critic", settings, path, "[critic] path", has_values=True
         )
-        term = Component("loss", "value", value_loss, "critic").bind({"clip": clip})
+        term = Component("loss", "value", value_loss, "critic").bind({"clip": None if clip == "none" else clip})
         self._objective = Objective([term], find("reduction", "token_mean").bind())
 
     def __call__(

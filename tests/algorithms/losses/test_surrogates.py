@@ -108,6 +108,30 @@ def test_gspo_gives_each_token_the_gradient_of_its_own_advantage(rows, eps):
     assert columns["logprobs"].grad[0].tolist() == pytest.approx(derivatives, abs=1e-9)
 
 
+@settings(deadline=None, max_examples=80)
+@given(st.lists(token, min_size=1, max_size=6), st.sampled_from([(3e-4, 4e-4), (0.2, 0.28)]))
+def test_gspo_with_the_arithmetic_mean_of_ratios(rows, eps):
+    """GRPO-S, arXiv:2508.04349: the value is that of the mean ratio, the derivative that of each token's own."""
+    columns = tensors(rows)
+    values = call("loss", "gspo", columns, eps_low=eps[0], eps_high=eps[1], ratio_mean="arithmetic")
+    values.sum().backward()
+    ratios = [math.exp(lp - old) for lp, old, _ in rows]
+    mean = sum(ratios) / len(ratios)
+    bounded = min(max(mean, 1 - eps[0]), 1 + eps[1])
+    expected = [-min(mean * advantage, bounded * advantage) for *_, advantage in rows]
+    moved = [mean * advantage <= bounded * advantage for *_, advantage in rows]
+    derivatives = [-r * row[2] * free for r, row, free in zip(ratios, rows, moved, strict=True)]
+    assert values[0].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert columns["logprobs"].grad[0].tolist() == pytest.approx(derivatives, rel=1e-9, abs=1e-9)
+
+
+def test_gspo_with_the_arithmetic_mean_gives_an_empty_row_no_gradient():
+    columns = tensors([(-1.0, -1.5, 1.0)])
+    columns["response_mask"][:] = False
+    call("loss", "gspo", columns, ratio_mean="arithmetic").sum().backward()
+    assert columns["logprobs"].grad.tolist() == [[0.0]]
+
+
 def test_gspo_keeps_what_a_token_transform_made():
     """h = .1 .2 2 4 and gtpo with beta 1 make .063 .127 1.270 2.540 of an advantage of 1."""
     advantages = [h / 1.575 for h in (0.1, 0.2, 2.0, 4.0)]
