@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from retrain.algorithms.mix import SHARE
 from retrain.errors import ComponentError
-from retrain.registry import Bound, loss
+from retrain.registry import Bound, loss, transform
 from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 
@@ -23,7 +23,8 @@ class Objective:
         reduction: bound reduction of the terms.
         corrections: transforms that multiply the advantages by an importance weight of `old_logprobs` and
             `sampler_logprobs`, in order. The result of a row depends on that row only, and an advantage of 0 stays 0.
-            They do not report metrics.
+            Their metric is policy/NAME_fraction, the share of tokens that one which only drops tokens has dropped,
+            weighted as the tokens of a loss term.
         sft_reduction: reduction of the expert's terms if there are terms of both sources; None: `reduction`.
 
     Attributes:
@@ -91,13 +92,19 @@ class Objective:
             reduction = self._sft_reduction if source_of(term) == "expert" else self.reduction
             weights[term.name] = _reduction_weight(reduction, batch, mask)
 
+        first = next((term.name for term in self.terms if source_of(term) == "policy"), "")
+
         def loss(columns: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             # Corrections multiply the advantages by an importance weight of trainer and sampler.
+            metrics = dict[str, Any]()
             for correction in self.corrections:
-                columns = {**columns, "advantages": _corrected(correction, columns)}
+                before, after = columns["advantages"], _corrected(correction, columns)
+                columns = {**columns, "advantages": after}
+                if transform.traits_of(correction.component).drops_only and first:
+                    dropped = (before != 0) & (after == 0)
+                    _add(metrics, {f"policy/{correction.name}_fraction": (dropped * own[first]).sum()})
             share = float(columns[self.share]) if self.mixed else None
             total: Any = 0.0
-            metrics = dict[str, Any]()
             for term in self.terms:
                 weight, factor = own[term.name], float(term.params["weight"])
                 if share is not None:

@@ -214,3 +214,17 @@ def test_refusals():
         objective(("kl", {}))
     with pytest.raises(ComponentError, match='"ppo_clip" is listed twice'):
         objective(("ppo_clip", {}), ("ppo_clip", {"eps_high": 0.28}))
+
+
+def test_a_correction_that_only_drops_tokens_reports_their_share():
+    """Of six tokens the two of the second row have become unlikely and are punished."""
+    batch = make_batch([[0.0, 0.0]] * 3, [0.0] * 3)
+    mask = torch.ones(3, 2, dtype=torch.bool)
+    advantages = torch.tensor([[-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0]])
+    batch = batch.replace(response_mask=mask, attention_mask=mask, advantages=advantages)
+    old = torch.tensor([[-0.5, -0.5], [-2.0, -2.0], [-2.0, -2.0]])
+    opsm = find("transform", "opsm").bind()
+    step = Objective([find("loss", "ppo_clip").bind()], find("reduction", "token_mean").bind(), (opsm,)).step(batch)
+    columns = {"advantages": advantages, "old_logprobs": old, "sampler_logprobs": old * 0 - 0.5, "response_mask": mask}
+    _, metrics = step.of(columns | {"logprobs": old.clone().requires_grad_()}, step.weights)
+    assert metrics["policy/opsm_fraction"].item() == pytest.approx(1 / 3)
