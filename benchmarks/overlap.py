@@ -12,10 +12,8 @@ beside the figures: each of two threads needs a core of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shapes import SHAPES
-from step import SETTLING, Retrain, prepare
+from step import SETTLING, Retrain, prepare, train_apart
 
 STEP = "time/step_s"
 PHASES = (STEP, "time/rollout_s", "time/wait_s", "time/credit_s", "time/update_s", "time/sync_s")
@@ -54,17 +52,11 @@ def measure(arguments: argparse.Namespace, model: Path, name: str, setting: str)
     system, (tables, rollout) = SYSTEMS[name], SETTINGS[setting]
     rollout = ", ".join(filter(None, (f"overlap = {system.overlap}", rollout)))
     with tempfile.TemporaryDirectory() as folder:
-        config, steps = Path(folder) / "bench.toml", arguments.steps + SETTLING + 1
+        steps = arguments.steps + SETTLING + 1
         text = Retrain().toml(model, arguments.dtype, steps, folder, system.threads, SHAPES[arguments.shape])
-        config.write_text(f"{tables}\nrollout = {{ {rollout} }}\n{text}")
-        command = [sys.executable, "-m", "retrain", "train", str(config), "--plain"]
-        command += ["--set", "logging.name=one"] + (["--ranks", str(system.ranks)] if system.ranks > 1 else [])
-        variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(Path(__file__).parents[1])}
-        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{name}, {setting} failed:\n{done.stderr[-3000:]}")
-        lines = (Path(folder) / "one" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines][SETTLING:-1]
+        flags = ["--ranks", str(system.ranks)] if system.ranks > 1 else []
+        text = f"{tables}\nrollout = {{ {rollout} }}\n{text}"
+        rows = train_apart(folder, text, f"{name}, {setting}", *flags)[SETTLING:-1]
     return {phase: statistics.median(row.get(phase, 0.0) for row in rows) for phase in (*PHASES, *MISMATCH, TOKENS)}
 
 

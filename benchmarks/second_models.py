@@ -1,4 +1,4 @@
-"""What a second model adds to a step: a teacher's log-probs, or a critic's values and its updates.
+"""Measure what a second model adds to a step: a teacher's log-probs, or a critic's values and its updates.
 
 The systems take turns, each in a fresh process, from the same weights. What one adds is in the phase that computes
 credit, which takes GRPO next to nothing; a ratio pairs two phases of one repetition. The unit is a forward pass of the
@@ -11,16 +11,13 @@ one of them; a critic one, and an update per epoch.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from shapes import SHAPES
-from step import SETTLING, Retrain, prepare
+from step import SETTLING, Retrain, prepare, train_apart
 
 PHASES = ("time/credit_s", "time/update_s", "time/step_s")
 SYSTEMS = {
@@ -34,16 +31,9 @@ SYSTEMS = {
 def measure(arguments: argparse.Namespace, model: Path, name: str) -> list[float]:
     """Medians of one run over its counted steps: seconds of each of PHASES."""
     with tempfile.TemporaryDirectory() as folder:
-        config, steps = Path(folder) / "bench.toml", arguments.steps + SETTLING
-        text = Retrain().toml(model, arguments.dtype, steps, folder, 1, SHAPES[arguments.shape])
-        config.write_text(SYSTEMS[name].replace("MODEL", str(model.resolve())) + text)
-        command = [sys.executable, "-m", "retrain", "train", str(config), "--plain", "--set", "logging.name=one"]
-        variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(Path(__file__).parents[1])}
-        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
-        lines = (Path(folder) / "one" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines][SETTLING:]
+        text = Retrain().toml(model, arguments.dtype, arguments.steps + SETTLING, folder, 1, SHAPES[arguments.shape])
+        text = SYSTEMS[name].replace("MODEL", str(model.resolve())) + text
+        rows = train_apart(folder, text, name)[SETTLING:]
     return [statistics.median(row[phase] for row in rows) for phase in PHASES]
 
 

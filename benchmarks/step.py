@@ -108,6 +108,19 @@ class Retrain:
         """
 
 
+def train_apart(folder: str, text: str, name: str, *flags: str) -> list[dict[str, float]]:
+    """Train this TOML, whose logging directory is the folder, in a fresh process; returns its rows of metrics."""
+    config = Path(folder) / "bench.toml"
+    config.write_text(text)
+    command = [sys.executable, "-m", "retrain", "train", str(config), "--plain", "--set", "logging.name=one", *flags]
+    variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
+    lines = (Path(folder) / "one" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 class Trl:
     """TRL's GRPOTrainer with transformers' generate."""
 

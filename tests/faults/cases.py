@@ -269,7 +269,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     wanted: list[str] = options.cases or [*cases]
     if unknown := set(wanted) - set(cases):
-        parser.error(f"there is no case {', '.join(sorted(unknown))}")
+        parser.error(f"unknown case {', '.join(sorted(unknown))}")
     outcomes = read(options.results) if options.results else {}
     tests = sorted({test for name in wanted for test in cases[name].tests} - set(outcomes))
     if tests:
