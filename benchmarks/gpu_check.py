@@ -25,7 +25,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,7 +73,7 @@ class Row:
 
 
 def model(shape: dict[str, Any], place: torch.device, dtype: torch.dtype = torch.float32) -> Any:
-    """A Qwen3 of this shape with random weights, made where it is to be."""
+    """A Qwen3 of this shape with random weights; a small one has the same weights on every device."""
     rest = dict(shape)
     heads, tied = rest.pop("heads"), rest.pop("tied", True)
     small = "vocab" in rest
@@ -86,8 +87,8 @@ def model(shape: dict[str, Any], place: torch.device, dtype: torch.dtype = torch
         **rest,
     )
     torch.manual_seed(0)
-    with place:
-        return Qwen3ForCausalLM(config).to(dtype).eval()
+    with torch.device("cpu") if small else place:
+        return Qwen3ForCausalLM(config).to(place, dtype).eval()
 
 
 def make_batch(place: torch.device, rows: int, prompt: int, response: int, vocabulary: int) -> Batch:
@@ -158,6 +159,10 @@ def precision(place: torch.device) -> str:
         said.append(hold(f"{dtype} log-probs", float((found - expected)[batch.response_mask].abs().mean()), limit))
         here = policy(place, dtype=dtype).update(small_batch(place), objective())["grad/norm"]
         said.append(hold(f"{dtype} gradient", abs(here / norm - 1), 1e-3 if dtype == "float32" else 0.05))
+    rounded = policy(place, dtype="bfloat16")
+    with rounded.in_float32():
+        found = rounded.logprobs(small_batch(place))["old_logprobs"].cpu()
+    said.append(hold("log-probs in_float32", float((found - expected)[batch.response_mask].abs().mean()), 1e-3))
     return "; ".join(said)
 
 
@@ -224,19 +229,52 @@ def sampler(place: torch.device) -> str:
     return "; ".join(said)
 
 
+def compiled(place: torch.device) -> str:
+    """Compiled layers and scores of tokens against the same update without compiling: log-probs, gradient, entropy."""
+    tables, metrics = list[torch.Tensor](), list[dict[str, float]]()
+    for compile in (False, True):
+        trained = policy(place, dtype="bfloat16", gradient_checkpointing=True, compile=compile)
+        if compile and place.type == "cuda" and not trained.forward.compiled:
+            raise AssertionError("the trial refused compiled layers")
+        batch = small_batch(place)
+        tables.append(trained.logprobs(batch)["old_logprobs"][batch.response_mask])
+        metrics.append(trained.update(batch, objective()))
+    said = [hold("log-probs", float((tables[0] - tables[1]).abs().mean()), PARITY["bfloat16"])]
+    for name in ("grad/norm", "policy/entropy"):
+        said.append(hold(name, abs(metrics[1][name] / metrics[0][name] - 1), 0.05))
+    return "; ".join(said)
+
+
+@contextmanager
+def deterministic() -> Generator[None]:
+    """Use deterministic algorithms inside this block: others add in an order that differs between repetitions."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@deterministic()
 def round_trip(place: torch.device) -> str:
-    """A policy that comes from a checkpoint continues with the same bits."""
-    first, batch = policy(place), small_batch(place)
+    """With deterministic algorithms a policy from a checkpoint continues with the same bits, compiled or not."""
+    return "; ".join(one_round_trip(place, compile) for compile in (False, True))
+
+
+def one_round_trip(place: torch.device, compile: bool) -> str:
+    first, batch = policy(place, dtype="bfloat16", compile=compile), small_batch(place)
     first.update(batch, objective())
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoint.save(Path(folder), 1, {"policy": first.state_dict()}, 1)
-        again = policy(place)
+        again = policy(place, dtype="bfloat16", compile=compile)
         again.load_state_dict(checkpoint.load(path)["policy"])
     for one in (first, again):
         one.update(batch, objective())
-    return hold("weights", distance(dict(first.weights()), dict(again.weights())), 0.0)
+    name = "weights, compiled" if compile else "weights"
+    return hold(name, distance(dict(first.weights()), dict(again.weights())), 0.0)
 
 
+@deterministic()
 def one_rank(place: torch.device) -> str:
     """A group of one (NCCL on a GPU) has the weights of a process alone, whatever waits in the processor's memory."""
     said = list[str]()
@@ -260,7 +298,15 @@ def one_rank(place: torch.device) -> str:
     return "; ".join(said)
 
 
-CHECKS: tuple[Callable[[torch.device], str], ...] = (precision, packing, sampler, graphs, round_trip, one_rank)
+CHECKS: tuple[Callable[[torch.device], str], ...] = (
+    precision,
+    packing,
+    compiled,
+    sampler,
+    graphs,
+    round_trip,
+    one_rank,
+)
 
 
 def timed(step: Callable[[], object], place: torch.device, count: int) -> float:
@@ -291,10 +337,22 @@ def fresh(place: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(place)
 
 
-def update_row(name: str, shape: dict[str, Any], place: torch.device, rate: float, rows: int, response: int) -> Row:
-    """An update in bfloat16 with gradient checkpointing; recomputation counts as overhead, not as work."""
+def update_row(  # noqa: PLR0913 - where, and what differs from the recipe
+    name: str,
+    shape: dict[str, Any],
+    place: torch.device,
+    rate: float,
+    rows: int,
+    response: int,
+    *,
+    compile: bool = True,
+    checkpointing: bool = True,
+) -> Row:
+    """An update in bfloat16, by default with gradient checkpointing; recomputation counts as overhead, not as work."""
     fresh(place)
-    settings = PolicySettings(lr=1e-6, dtype="bfloat16", gradient_checkpointing=True, micro_batch_tokens=16384)
+    settings = PolicySettings(
+        lr=1e-6, dtype="bfloat16", gradient_checkpointing=checkpointing, micro_batch_tokens=16384, compile=compile
+    )
     trained = TorchPolicy(model(shape, place), settings)
     batch = make_batch(place, rows, 64, response, trained.model.config.vocab_size)
     seconds = timed(lambda: trained.update(batch, objective()), place, 3)
@@ -307,13 +365,15 @@ def update_row(name: str, shape: dict[str, Any], place: torch.device, rate: floa
         * float(batch.lengths.float().mean())
     )
     work = 6 * ModelShape.of(config.to_dict()).parameters + attention
-    return Row(f"update {name}", tokens / seconds, work * tokens / seconds / rate, peak(place))
+    note = ", ".join(["compiled"] * compile + ["no gradient checkpointing"] * (not checkpointing))
+    return Row(f"update {name}", tokens / seconds, work * tokens / seconds / rate, peak(place), note)
 
 
-def sample_rows(name: str, shape: dict[str, Any], place: torch.device, rows: int, length: int) -> list[Row]:
+def sample_rows(name: str, shape: dict[str, Any], place: torch.device, rows: int, length: int) -> Iterator[Row]:
     """The sampler with and without CUDA graphs."""
     made = model(shape, place, torch.bfloat16)
-    return [sample_row(name, made, place, rows, length, graphs) for graphs in (True, False)]
+    for graphs in (True, False):
+        yield sample_row(name, made, place, rows, length, graphs)
 
 
 def sample_row(name: str, made: Any, place: torch.device, rows: int, length: int, graphs: bool) -> Row:
@@ -325,12 +385,13 @@ def sample_row(name: str, made: Any, place: torch.device, rows: int, length: int
     return Row(f"sample {name}", rows * length / seconds, None, peak(place), note)
 
 
-def lora_rows(name: str, shape: dict[str, Any], place: torch.device, rows: int, response: int) -> list[Row]:
+def lora_rows(name: str, shape: dict[str, Any], place: torch.device, rows: int, response: int) -> Iterator[Row]:
     """LoRA on a base in bfloat16, and in 4 bits where bitsandbytes is installed."""
-    kinds: tuple[Literal["nf4"] | None, ...] = (None, "nf4") if find_spec("bitsandbytes") else (None,)
-    if "nf4" not in kinds:
+    yield lora_row(name, shape, place, rows, response, None)
+    if find_spec("bitsandbytes"):
+        yield lora_row(name, shape, place, rows, response, "nf4")
+    else:
         print(f"LoRA {name} on nf4: NOT MEASURED, bitsandbytes is not installed", flush=True)
-    return [lora_row(name, shape, place, rows, response, kind) for kind in kinds]
 
 
 def lora_row(
@@ -344,7 +405,12 @@ def lora_row(
     """LoRA, with the peak of its memory over what `explain` estimates."""
     fresh(place)
     settings = PolicySettings(
-        lr=1e-5, dtype="bfloat16", gradient_checkpointing=True, lora=LoraSettings(r=32), quantization=quantization
+        lr=1e-5,
+        dtype="bfloat16",
+        gradient_checkpointing=True,
+        lora=LoraSettings(r=32),
+        quantization=quantization,
+        compile=True,
     )
     made = model(shape, place, torch.bfloat16)
     if quantization:
@@ -367,20 +433,33 @@ def against_trl(place: torch.device) -> str:
     return gpu_real.compared_with_trl("a step against TRL", "step.py", place, [*options, "--dtypes", "bfloat16"])
 
 
-def table(place: torch.device) -> list[Row]:
+def table(place: torch.device) -> Iterator[Row]:
     """All measurements; tiny shapes on a processor."""
     if place.type == "cpu":
         rate = matmul_rate(place, 256)
-        rows = [update_row("tiny", SMALL, place, rate, 8, 24), *sample_rows("tiny", SMALL, place, 8, 8)]
-        rows += [update_row("tiny, long rows", SMALL, place, rate, 2, 256)]
-        return [*rows, *lora_rows("tiny", SMALL, place, 8, 24)]
+        yield update_row("tiny", SMALL, place, rate, 8, 24)
+        yield update_row("tiny, long rows", SMALL, place, rate, 2, 256)
+        yield from sample_rows("tiny", SMALL, place, 8, 8)
+        yield from lora_rows("tiny", SMALL, place, 8, 24)
+        return
     rate = matmul_rate(place, 8192)
     print(f"bfloat16 product of 8192: {rate / 1e12:.0f} TFLOP/s", flush=True)
-    rows = [update_row(name, SHAPES[name], place, rate, 64, 1024) for name in ("qwen3-0.6b", "qwen3-1.7b")]
-    rows += [update_row("qwen3-0.6b, rows of 8k", SHAPES["qwen3-0.6b"], place, rate, 8, 8192)]
     for name in ("qwen3-0.6b", "qwen3-1.7b"):
-        rows += sample_rows(name, SHAPES[name], place, 128, 256)
-    return [*rows, *lora_rows("qwen3-8b", SHAPES["qwen3-8b"], place, 16, 1024)]
+        for compile in (False, True):
+            yield update_row(name, SHAPES[name], place, rate, 64, 1024, compile=compile)
+    yield update_row("qwen3-0.6b", SHAPES["qwen3-0.6b"], place, rate, 64, 1024, checkpointing=False)
+    yield update_row("qwen3-0.6b, rows of 8k", SHAPES["qwen3-0.6b"], place, rate, 8, 8192)
+    for name in ("qwen3-0.6b", "qwen3-1.7b"):
+        yield from sample_rows(name, SHAPES[name], place, 128, 256)
+    yield from lora_rows("qwen3-8b", SHAPES["qwen3-8b"], place, 16, 1024)
+
+
+def shown(row: Row) -> Row:
+    """Print a row as soon as it is measured."""
+    share = "" if row.utilization is None else f"{row.utilization:.1%}"
+    most = "" if row.peak_gb is None else f"{row.peak_gb:.1f}"
+    print(f"{row.what:<31}{row.tokens_per_s:>12,.0f}{share:>13}{most:>9}  {row.note}", flush=True)
+    return row
 
 
 def real_model(place: torch.device) -> str:
@@ -401,6 +480,7 @@ def main() -> int:
         print("NO GPU HERE: NOTHING WAS CHECKED. `--cpu` rehearses the check itself.", file=sys.stderr)
         return 0
     place = torch.device("cpu" if options.cpu else "cuda")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     device = "a processor, in rehearsal" if options.cpu else torch.cuda.get_device_name()
     print(f"torch {torch.__version__} on {device}", flush=True)
     failed, said = 0, dict[str, str]()
@@ -411,12 +491,9 @@ def main() -> int:
             failed += 1
             said[check.__name__] = f"FAILED\n{traceback.format_exc()}"
         print(f"{check.__name__:<12}{said[check.__name__]}", flush=True)
-    rows = table(place)
-    print(f"\n{'':<24}{'tokens/s':>12}{'utilization':>13}{'peak GB':>9}")
-    for row in rows:
-        share = "" if row.utilization is None else f"{row.utilization:.1%}"
-        most = "" if row.peak_gb is None else f"{row.peak_gb:.1f}"
-        print(f"{row.what:<24}{row.tokens_per_s:>12,.0f}{share:>13}{most:>9}  {row.note}")
+    torch.compiler.reset()  # few variants of a function are compiled in one process
+    print(f"\n{'':<31}{'tokens/s':>12}{'utilization':>13}{'peak GB':>9}")
+    rows = [shown(row) for row in table(place)]
     trl, real = against_trl(place), real_model(place)
     print(f"\n{trl}\n{real}", flush=True)
     if options.json:

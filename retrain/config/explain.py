@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Place, show
 from retrain.config.resolve import AUTO, LoadedConfig, division, ratio_of, reward_columns, slots
 from retrain.config.rules.credit_rules import idle
+from retrain.config.rules.section_rules import gpu_or_cpu
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
@@ -325,8 +326,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         others: (kinds of the signals' models, bytes of those that have another shape).
         ranks: world size.
     """
-    signal_models, teaching = others
-    model, training = loaded.config.model, loaded.config.training
+    (signal_models, teaching), model, training = others, loaded.config.model, loaded.config.training
     rows = training.batch_size * training.group_size
     blocks = loaded.config.optimizer.name == "adamw8bit" or model.quantization
     auto = "stochastic" if stored_dtype(model.path) == "bfloat16" else "nearest"
@@ -343,7 +343,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     engine = loaded.components.optional("engine")
     remote = engine is not None and registry.engine.traits_of(engine.component).remote
 
-    def taken(shape: ModelShape, gpu: float) -> dict[str, int]:
+    def taken(shape: ModelShape, gpu: float, device: Literal["cpu", "cuda"] = "cuda") -> dict[str, int]:
         """Return bytes by purpose. `gpu` is the memory of the GPUs in GB, on which `shard = "auto"` depends."""
         shard = loaded.config.distributed.shard
         if shard == "auto":
@@ -356,6 +356,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
             tokens=training.max_tokens,
             signal_models=signal_models,
             ranks=ranks,
+            device=device,
         )
         sizes |= {"other_shapes": teaching // (ranks if shard == "full" else 1)} if teaching else {}
         return {name: size for name, size in sizes.items() if not (remote and name in OF_THE_SAMPLER)}
@@ -365,7 +366,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         return sum(size for name, size in taken(shape, gpu).items() if name != "offloaded")
 
     def megabytes(gpu: float) -> dict[str, float]:
-        return {name: round(size / 1e6, 1) for name, size in taken(shape, gpu).items()}
+        return {name: round(size / 1e6, 1) for name, size in taken(shape, gpu, gpu_or_cpu(training.device)).items()}
 
     found: dict[str, Any] = {"memory_mb_without_prompts_about": megabytes(0)}
     if ranks > 1:

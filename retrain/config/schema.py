@@ -233,6 +233,9 @@ class Training(Section):
     cores and the size of the model. 0: as "auto", but regardless of the model's size."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """Device of the trainer: "auto" (a GPU if there is one), "cpu", "cuda", or a GPU by its index, such as "cuda:1"."""
+    compile: bool = True
+    """On a GPU, compile updates with torch.compile: faster after about a minute at the start. Sharded weights are not
+    compiled."""
 
 
 class Distributed(Section):

@@ -47,7 +47,7 @@ def predictors(scored: Bool[Tensor, "N T"]) -> Int[Tensor, " n"]:
     return scored.reshape(-1).nonzero()[:, 0] - 1
 
 
-def token_scores(
+def token_scores(  # noqa: PLR0913 - three inputs and four keys
     hidden: Float[Tensor, "n d"],
     head: Callable[[Tensor], Tensor],
     tokens: Int[Tensor, " n"],
@@ -55,6 +55,7 @@ def token_scores(
     temperature: float = 1.0,
     chunk: int = 1024,
     squares: bool = False,
+    scorer: Scorer | None = None,
 ) -> TokenScores:
     """Score tokens under softmax(head(hidden) / temperature), in float32, a chunk of positions at a time.
 
@@ -70,10 +71,13 @@ def token_scores(
         temperature: sampling temperature, > 0.
         chunk: number of positions at a time, >= 1.
         squares: compute `sum_pi_squared`, which costs one more pass over the probabilities.
+        scorer: computes the scores from logits; None: operation by operation.
     """
 
+    compute = scorer or operation_by_operation
+
     def score(part: Tensor, targets: Tensor) -> Any:
-        return _Scores.apply(head(part), targets, temperature, squares)
+        return compute(head(part), targets, temperature, squares)
 
     if len(tokens) <= chunk:
         return TokenScores(*score(hidden, tokens))
@@ -82,6 +86,17 @@ def token_scores(
         for part, targets in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
     ]
     return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+ScoreTensors = tuple[Tensor, Tensor, Tensor, Tensor]
+"""The columns of `TokenScores`."""
+Scorer = Callable[[Tensor, Tensor, float, bool], ScoreTensors]
+"""(logits [n, V], tokens [n], temperature, squares) -> columns."""
+
+
+def operation_by_operation(logits: Tensor, tokens: Tensor, temperature: float, squares: bool) -> ScoreTensors:
+    """Compute the columns of `TokenScores` from logits, in blocks of rows."""
+    return _Scores.apply(logits, tokens, temperature, squares)  # pyright: ignore[reportReturnType]
 
 
 class _Scores(torch.autograd.Function):

@@ -300,7 +300,7 @@ def _policy_settings(config: Config, device: torch.device, model: Loaded, ranks:
     training, lora = config.training, config.model.lora
     optimizer, rounding = config.optimizer.model_dump(), config.model.rounding
     return PolicySettings(
-        **training.model_dump(include={"temperature", "micro_batch_tokens", "epochs", "minibatches"}),
+        **training.model_dump(include={"temperature", "micro_batch_tokens", "epochs", "minibatches", "compile"}),
         optimizer=optimizer.pop("name"),
         **optimizer,
         total_steps=training.max_steps * training.epochs * training.minibatches,

@@ -195,6 +195,8 @@ class SharedCast:
         """Return the cast input, or None to leave the cast to autocast."""
         x: Any = inputs[0]
         kind = x.device.type
+        if torch.compiler.is_compiling():  # the compiler shares casts itself
+            return None
         if not x.requires_grad or x.dtype != torch.float32 or not torch.is_autocast_enabled(kind):
             return None
         if self._source is None or self._source() is not x or self._version != x._version:

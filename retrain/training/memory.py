@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 
@@ -89,7 +89,7 @@ class ModelShape:
         return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * self.layer
 
 
-def estimate_memory(
+def estimate_memory(  # noqa: PLR0913 - two inputs and five keys
     shape: ModelShape,
     settings: PolicySettings,
     *,
@@ -97,6 +97,7 @@ def estimate_memory(
     tokens: int,
     signal_models: Collection[str] = (),
     ranks: int = 1,
+    device: Literal["cpu", "cuda"] = "cuda",
 ) -> dict[str, int]:
     """Estimate the bytes that one rank uses for each purpose. The error is about a factor of 1.5.
 
@@ -109,6 +110,7 @@ def estimate_memory(
             frozen models share one copy; with LoRA this is the base of the policy. The caller adds models that have
             another shape.
         ranks: world size. Weights are sharded if `settings.shard` is "full". Adapters are never sharded.
+        device: kind of device that trains.
     Returns:
         Bytes of `weights`, `gradients`, `optimizer`, `activations` (of the largest micro-batch), `logits` (of one
         chunk), `other_models` (of signals), `sampler_weights` and `kv_cache`. With sharded weights, `gathered` is the
@@ -120,7 +122,7 @@ def estimate_memory(
     # An adapter has rank * (inputs + outputs) weights for each matrix.
     trained = shape.layers * rank * sum(map(sum, shape.matrices)) if rank else shape.parameters
     cells = max(settings.micro_batch_tokens, tokens)
-    positions = min(cells, settings.logprob_chunk or max(1, LOGITS_AT_ONCE // shape.vocabulary))
+    positions = min(cells, settings.logprob_chunk or max(1, LOGITS_AT_ONCE[device] // shape.vocabulary))
     kept = 1 if settings.gradient_checkpointing else shape.layers
     inputs = shape.layers * shape.width * 4 if settings.gradient_checkpointing else 0
     shards = ranks if settings.shard == "full" else 1

@@ -191,13 +191,11 @@ class TorchPolicy:
         Yields:
             False if that is not possible, because FSDP rounds sharded weights when it gathers them.
         """
-        before = self.forward.dtype
-        possible = before == torch.float32 or not self._shards.casts
-        self.forward.dtype = torch.float32 if possible else before
-        try:
-            yield possible
-        finally:
-            self.forward.dtype = before
+        if self.forward.dtype != torch.float32 and self._shards.casts:
+            yield False
+            return
+        with self.forward.in_float32():
+            yield True
 
     def remember(self) -> None:
         """Copy the weights to CPU memory for `earlier_logprobs`. With LoRA nothing is copied."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-LOGITS_AT_ONCE = 1 << 27
-"""Default limit of the logits that exist at once, in numbers: 256 MiB in bfloat16. See `logprob_chunk`."""
+LOGITS_AT_ONCE = {"cpu": 1 << 27, "cuda": 1 << 29}
+"""Default limit of the logits that exist at once, in numbers, by kind of device: 256 MiB and 1 GiB in bfloat16.
+
+See `logprob_chunk`. Each chunk adds the gradient of the whole output head to that of the chunks before it, so on a GPU
+small ones take longer.
+"""
 
 
 Shard = Literal["full", "none"]
@@ -60,6 +64,7 @@ class PolicySettings:
         quantization: "nf4" if the frozen linear layers under LoRA are stored in 4 bits per weight, else None.
         shard: with several ranks, "full" shards the weights over them, "none" keeps whole weights on each.
         offload: "optimizer" keeps the optimizer's moments in CPU memory, "all" everything that is sharded.
+        compile: on a GPU, compile the layers of a model whose weights are not sharded, and the scores of tokens.
     """
 
     temperature: float = 1.0
@@ -84,6 +89,7 @@ class PolicySettings:
     quantization: Literal["nf4"] | None = None
     shard: Shard = "full"
     offload: Literal["none", "optimizer", "all"] = "none"
+    compile: bool = False
 
     @property
     def rounds(self) -> bool:

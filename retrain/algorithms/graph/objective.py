@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from retrain.algorithms.mix import SHARE
 from retrain.errors import ComponentError
 from retrain.registry import Bound, loss, transform
 from retrain.registry.call import Call
@@ -13,6 +12,9 @@ from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SHARE = "mu"
+"""Signal that weighs policy and expert terms, read by an objective that has both."""
 
 
 class Objective:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from retrain import registry
 from retrain.config.resolve import Resolved, mixed_labels
@@ -83,10 +84,15 @@ def _rounds(config: Config) -> bool:
     return model.dtype == "bfloat16" or _multiplies_bfloat16(config.training.device)
 
 
+def gpu_or_cpu(device: str) -> Literal["cuda", "cpu"]:
+    """Return the kind of device that `[training] device` means on this machine, without importing torch."""
+    return "cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu"
+
+
 def _multiplies_bfloat16(device: str) -> bool:
     """Return True if `[model] dtype = "auto"` means bfloat16 on this machine, without importing torch."""
     flags = Path("/proc/cpuinfo").read_text(errors="replace") if Path("/proc/cpuinfo").is_file() else ""
-    return (device != "cpu" and Path("/dev/nvidiactl").exists()) or "avx512_bf16" in flags
+    return gpu_or_cpu(device) == "cuda" or "avx512_bf16" in flags
 
 
 def extras(config: Config, resolved: Resolved) -> Iterator[Finding]:

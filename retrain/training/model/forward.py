@@ -49,6 +49,7 @@ class Forward:
             chunks.
         packed_limit: largest length of a row that can be packed; 0 if the model cannot pack.
         ragged: packed rows use `ragged_attention`.
+        compiled: the model's layers and the scores of tokens are compiled (see `compile_layers`).
     """
 
     def __init__(self, model: Any, settings: PolicySettings, shards: Shards = WHOLE) -> None:
@@ -57,14 +58,18 @@ class Forward:
         self.config: Any = model.config.get_text_config()  # part of the config in multimodal models
         self.device: torch.device = shards.device or model.device
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE // self.config.vocab_size)
+        self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE[self.device.type] // self.config.vocab_size)
         self.budget = settings.micro_batch_tokens
         if self.device.type == "cpu":
             large = min(self.chunk, sum(p.numel() for p in model.parameters()) // _PARAMETERS_PER_CELL)
             self.budget = min(self.budget, max(_CACHED_CELLS, large))
         shorten(model)
-        self.splits, self.packed_limit, self.ragged = False, 0.0, False
+        self.splits, self.packed_limit, self.ragged, self.compiled = False, 0.0, False, False
         self._probe()
+        if settings.compile and self.device.type == "cuda" and shards.device is None and self.packed_limit:
+            from retrain.training.model.compiled import compile_layers
+
+            self.compiled = compile_layers(model, self._trial)
 
     @torch.no_grad()
     def _probe(self) -> None:
@@ -85,10 +90,15 @@ class Forward:
         tried = [True] * possible + [False] * self.splits
         for self.ragged in tried:
             packing = Packing.of(ids, mask, none, self.ragged)
-            with packed(self.model):
-                if self._agrees(expected, lambda packing=packing: self._head(self._packed(ids, packing))):
-                    self.packed_limit = longest_packed_row(self.config)
-                    break
+            with self._autocast() if self.ragged else nullcontext():  # FlashAttention computes in 16 bits only
+                wanted = (
+                    self.shards.run(lambda: self._head(self._padded(ids, mask)[cells])) if self.ragged else expected
+                )
+                with packed(self.model):
+                    agrees = self._agrees(wanted, lambda packing=packing: self._head(self._packed(ids, packing)))
+            if agrees:
+                self.packed_limit = longest_packed_row(self.config)
+                break
         if possible and not self.ragged:
             text = "this model uses padded attention for packed rows, because varlen_attn fails or gives other logits"
             logging.getLogger(__name__).warning(text)
@@ -135,9 +145,12 @@ class Forward:
         ids, scored = batch.input_ids, batch.response_mask
         with self._autocast():
             hidden = self._hidden(batch)
-            scores = token_scores(
-                hidden, self._head, ids[scored], temperature=self.temperature, chunk=self.chunk, squares=squares
-            )
+            options: Any = {"chunk": self.chunk, "squares": squares}
+            if self.compiled:
+                from retrain.functional.fused_scores import fused
+
+                options["scorer"] = fused
+            scores = token_scores(hidden, self._head, ids[scored], temperature=self.temperature, **options)
         blank = scores.logprobs.new_zeros(ids.shape)
         return {name: blank.masked_scatter(scored, values) for name, values in vars(scores).items()}
 
@@ -179,6 +192,19 @@ class Forward:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
+    @contextmanager
+    def in_float32(self) -> Generator[None]:
+        """Compute matrix products in float32 inside this block, without what is for 16 bits or compiled for them."""
+        before = self.dtype, self.ragged, self.compiled
+        # Compiling for another dtype would take longer than a few passes without it.
+        eager = torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+        self.dtype, self.ragged, self.compiled = torch.float32, self.ragged and self.dtype == torch.float32, False
+        try:
+            with eager:
+                yield
+        finally:
+            self.dtype, self.ragged, self.compiled = before
+
     def _padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
         """Compute last hidden states [R*S, d] with the model's own attention.
 
@@ -191,6 +217,11 @@ class Forward:
         """Compute last hidden states [n, d] of the packed tokens; call it inside `attention`."""
         ids, places = input_ids[packing.kept][None], packing.position_ids
         return self.model.base_model(input_ids=ids, position_ids=places, packing=packing, use_cache=False)[0][0]
+
+    def _trial(self, input_ids: Tensor, mask: Tensor, scored: Tensor) -> Tensor:
+        packing = Packing.of(input_ids, mask, scored, self.ragged)
+        with self._autocast(), self.attention(input_ids.shape[1]):
+            return self._packed(input_ids, packing).float()
 
     def _head(self, hidden: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(hidden) if self.splits else hidden
@@ -285,7 +316,7 @@ def packed_attention(
     """
     packing: Packing = options["packing"]
     scale: float | None = options.get("scaling")
-    if packing.ragged:
+    if packing.bounds is not None:
         from retrain.training.model.ragged import ragged_attention
 
         return ragged_attention(query, key, value, packing, scale), None

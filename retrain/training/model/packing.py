@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +22,9 @@ class Packing:
         gather: [R, S] int64, index of each cell's token in the list; 0 for padding, which causal attention hides.
         scatter: [n] int64, index of each token among the R * S cells.
         mask: [R, S] bool, True for tokens that are not padding.
-        ragged: compute attention with `ragged_attention`.
+        bounds: tables for `ragged_attention`, which computes attention if they are there: boundaries [R + 1] int32 of
+            each row's queries in the list; boundaries [R + 1] int32 of each row's keys in a list of all rows' tokens,
+            shared prompts repeated; the index of each of those tokens in the list, int64.
     """
 
     kept: Tensor
@@ -31,7 +32,7 @@ class Packing:
     gather: Tensor
     scatter: Tensor
     mask: Tensor
-    ragged: bool = False
+    bounds: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, input_ids: Tensor, mask: Tensor, scored: Tensor, ragged: bool = False) -> Packing:
@@ -41,7 +42,7 @@ class Packing:
             input_ids: [R, S] int64.
             mask: [R, S] bool, True for tokens that are not padding.
             scored: [R, S] bool; a row's prompt is all tokens before its first True, or the whole row without one.
-            ragged: see the attribute.
+            ragged: make `bounds`.
         """
         rows, width = mask.shape
         columns = torch.arange(width, device=mask.device).expand_as(mask)
@@ -52,15 +53,6 @@ class Packing:
         kept = mask & ~(prompt & (first != number)[:, None])
         index = (kept.reshape(-1).cumsum(0) - 1).view_as(kept)
         gather = index[first].where(prompt, index).where(mask, 0)
-        return cls(kept, columns[kept][None], gather, kept.reshape(-1).nonzero()[:, 0], mask, ragged)
-
-    @cached_property
-    def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Tables for `varlen_attn`, the same for all layers.
-
-        Returns:
-            Boundaries [R + 1] int32 of each row's queries in the list; boundaries [R + 1] int32 of each row's keys in
-            a list of all rows' tokens, shared prompts repeated; the index of each of those tokens in the list, int64.
-        """
-        starts = [functional.pad(cells.sum(-1).cumsum(0), (1, 0)).int() for cells in (self.kept, self.mask)]
-        return starts[0], starts[1], self.gather[self.mask]
+        starts = [functional.pad(cells.sum(-1).cumsum(0), (1, 0)).int() for cells in (kept, mask) if ragged]
+        bounds = (starts[0], starts[1], gather[mask]) if ragged else None
+        return cls(kept, columns[kept][None], gather, kept.reshape(-1).nonzero()[:, 0], mask, bounds)

@@ -12,6 +12,9 @@ from torch.nn.attention.varlen import varlen_attn
 if TYPE_CHECKING:
     from retrain.training.model.packing import Packing
 
+# torch 2.11 accepts fewer key heads without this option.
+_OPTIONS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
 
 def has_ragged_attention(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if `varlen_attn` (FlashAttention) can run: a 16-bit dtype, and an NVIDIA GPU, Ampere or newer."""
@@ -37,11 +40,10 @@ def ragged_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
     """
     kind, width = query.device.type, packing.mask.shape[1]
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    assert packing.bounds is not None
     queries, keys, cells = packing.bounds
     flat = [x[0].transpose(0, 1).to(dtype) for x in (query, key, value)]
-    # torch 2.11 accepts fewer key heads without this option.
-    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     key, value = (x.index_select(0, cells) for x in flat[1:])
-    out = varlen_attn(flat[0], key, value, queries, keys, width, width, scale=scale, window_size=(-1, 0), **options)
+    out = varlen_attn(flat[0], key, value, queries, keys, width, width, scale=scale, window_size=(-1, 0), **_OPTIONS)
     assert isinstance(out, Tensor)
     return out[None].to(query.dtype)

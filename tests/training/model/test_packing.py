@@ -67,11 +67,12 @@ def test_a_prompt_shared_by_rows_stands_in_the_list_once():
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 9, 0], [5, 6, 6, 4]])
     mask = ids > 0
     scored = torch.tensor([[False, False, True, True], [False, False, True, False], [False, False, False, True]])
-    packing = Packing.of(ids, mask, scored)
+    packing = Packing.of(ids, mask, scored, ragged=True)
     assert ids[packing.kept].tolist() == [5, 6, 7, 8, 9, 5, 6, 6, 4]  # the third prompt is 5 6 6, another one
     assert packing.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2, 3]]
     assert packing.gather.tolist() == [[0, 1, 2, 3], [0, 1, 4, 0], [5, 6, 7, 8]]
     assert packing.scatter.tolist() == [0, 1, 2, 3, 6, 8, 9, 10, 11]
+    assert packing.bounds is not None
     queries, keys, cells = packing.bounds
     assert queries.tolist() == [0, 4, 5, 9]  # the second row asks for its last token only
     assert keys.tolist() == [0, 4, 7, 11]

@@ -35,3 +35,25 @@ def test_rows_of_different_lengths_attend_without_padding_to_the_same_values_and
         results.append(values_and_gradients(forward, model, batch))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def attend_16_bit_rows(query, key, value, *bounds, **options):
+    """As the kernel, which refuses float32."""
+    if query.dtype == torch.float32:
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    return attend_rows(query, key, value, *bounds, **options)
+
+
+def test_float32_weights_attend_without_padding_where_products_are_in_16_bits(monkeypatch):
+    monkeypatch.setattr("retrain.training.model.ragged.varlen_attn", attend_16_bit_rows)
+    monkeypatch.setattr(Forward, "_may_be_ragged", lambda self: self.dtype == torch.bfloat16)
+    model, batch = make_model(), make_batch()
+    expected = Forward(model, PolicySettings()).logprobs(batch)["old_logprobs"]
+    forward = Forward(model, PolicySettings(dtype="bfloat16"))
+    assert forward.ragged
+    found = forward.logprobs(batch)["old_logprobs"]
+    assert 0 < (found - expected).abs().max() < 0.2
+    with forward.in_float32():
+        torch.testing.assert_close(forward.logprobs(batch)["old_logprobs"], expected)
+    assert forward.ragged
+    assert forward.dtype == torch.bfloat16
