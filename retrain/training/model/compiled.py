@@ -19,7 +19,7 @@ _SLACK = 0.05
 """Largest error of the compiled layers, relative to the standard deviation of the hidden states."""
 
 
-def compile_layers(model: Any, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> bool:
+def compile_layers(model: Any, trial: Callable[[Tensor, Tensor, Tensor], Tensor]) -> bool:
     """Compile the decoder layers of a model in place, for packed rows of all lengths.
 
     All layers of a class share the compiled code. A trial computes hidden states and their gradient before and after.
@@ -27,8 +27,8 @@ def compile_layers(model: Any, forward: Callable[[Tensor, Tensor, Tensor], Tenso
 
     Args:
         model: a transformers causal LM.
-        forward: computes the model's last hidden states [n, d] in float32 from packed rows, given token ids [R, S], the
-            mask of tokens that are not padding [R, S] and that of responses [R, S].
+        trial: computes the model's last hidden states [n, d] in float32 from packed rows, and any gradient of them;
+            given token ids [R, S], the mask of tokens that are not padding [R, S] and that of responses [R, S].
     Returns:
         True if the layers are compiled.
     """
@@ -41,12 +41,9 @@ def compile_layers(model: Any, forward: Callable[[Tensor, Tensor, Tensor], Tenso
     ids = (7 * column + row * scored) % model.config.get_text_config().vocab_size
 
     def hidden() -> Tensor:
-        with torch.enable_grad():
-            found = forward(ids, mask, mask & scored)
-            if found.requires_grad:
-                found.square().mean().backward()
+        found = trial(ids, mask, mask & scored)
         model.zero_grad()
-        return found.detach()
+        return found
 
     expected = hidden()
     for layer in layers:

@@ -220,8 +220,11 @@ class Forward:
 
     def _trial(self, input_ids: Tensor, mask: Tensor, scored: Tensor) -> Tensor:
         packing = Packing.of(input_ids, mask, scored, self.ragged)
-        with self._autocast(), self.attention(input_ids.shape[1]):
-            return self._packed(input_ids, packing).float()
+        with torch.enable_grad(), self._autocast(), self.attention(input_ids.shape[1]):
+            hidden = self._packed(input_ids, packing).float()
+            if hidden.requires_grad:
+                hidden.square().mean().backward()
+        return hidden.detach()
 
     def _head(self, hidden: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(hidden) if self.splits else hidden

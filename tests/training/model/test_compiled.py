@@ -1,6 +1,8 @@
 """Decoder layers that are compiled: one graph for all of them, and the same results. The code generator is left out."""
 
+import copy
 import logging
+import math
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ import torch
 from retrain.functional import fused_scores
 from retrain.training.model.compiled import compile_layers
 from retrain.training.model.forward import Forward
-from retrain.training.settings import PolicySettings
-from tests.training.small_models import make_batch, make_model, values_and_gradients
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import LoraSettings, PolicySettings
+from tests.training.small_models import VOCABULARY, make_batch, make_model, make_objective, values_and_gradients
 
 pytestmark = pytest.mark.numeric
 compile_module = torch.nn.Module.compile
@@ -61,6 +64,42 @@ def test_all_layers_share_a_graph_and_batches_of_other_sizes_need_no_other(ragge
         for one, other in zip(values_and_gradients(forward, model, batch), values, strict=True):
             torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
     assert len(graphs) == 1
+
+
+# One graph with and one without gradient. With LoRA the first layer's input has no gradient, and the reference is
+# computed without adapters; with checkpointing transformers makes that input need a gradient even where there is none.
+@pytest.mark.parametrize(("checkpointing", "lora", "count"), [(False, None, 2), (True, LoraSettings(r=4), 5)])
+def test_updates_scores_and_the_reference_share_few_graphs(checkpointing, lora, count, graphs, monkeypatch):
+    monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
+    settings = PolicySettings(lr=1e-3, dtype="bfloat16", gradient_checkpointing=checkpointing, lora=lora)
+    batch, seen = make_batch(), []
+    for compile in (False, True):
+        policy = TorchPolicy(make_model(), settings)
+        if compile:
+            assert compile_layers(policy.model, policy.forward._trial)
+            policy.forward.compiled = True
+        score = policy.reference()  # without adapters, or a copy of the model, which is not compiled here
+        metrics = [policy.update(batch, make_objective("ppo_clip")) for _ in range(3)]
+        tables = [policy.logprobs(batch)["old_logprobs"], score(batch), policy.logprobs(batch)["old_logprobs"]]
+        seen.append([torch.tensor([row["grad/norm"] for row in metrics]), *tables])
+    for one, other in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+    assert len(graphs) == count
+
+
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(graphs, monkeypatch):
+    monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
+    model, batch = make_model(), make_batch()
+    forward = Forward(model, PolicySettings())
+    assert compile_layers(model, forward._trial)
+    other = copy.deepcopy(model)
+    before = forward.logprobs(batch)["old_logprobs"]
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    found = Forward(other, PolicySettings()).logprobs(batch)["old_logprobs"][batch.response_mask]
+    torch.testing.assert_close(found, torch.full_like(found, -math.log(VOCABULARY)))
+    assert torch.equal(forward.logprobs(batch)["old_logprobs"], before)
 
 
 def test_a_compiler_that_fails_leaves_the_layers_as_they_were(monkeypatch, caplog):
