@@ -62,5 +62,8 @@ def test_audits_are_ranked_against_what_training_gave(tmp_path):
     assert audits.correlation(points) == pytest.approx(1.0)
     low, high = audits.interval(points, draws=50)
     assert -1 <= low <= high <= 1
+    drawn = audits.scatter(points)
+    assert [drawn.count(f"<title>{name}</title>") for name in points["rare"]] == [1, 1, 1]
+    assert drawn.count(">rare</text>") == 1
     turned = audits.paired(tmp_path, [audited(good=0.5, same=1.0, bad=1.5)])
     assert audits.correlation(turned) == pytest.approx(-1.0)
