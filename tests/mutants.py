@@ -363,7 +363,7 @@ MUTANTS = [
     Mutant(
         "keys of the listed tokens alone",
         "training/model/packing.py",
-        [("for cells in (self.kept, self.mask)", "for cells in (self.kept, self.kept)")],
+        [("for cells in (kept, mask) if ragged", "for cells in (kept, kept) if ragged")],
         ["training/model/test_packing.py"],
     ),
     Mutant(

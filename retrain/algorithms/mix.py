@@ -14,6 +14,8 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 _Steps = Annotated[int, Field(ge=0)]
 
 
+SHARE = "mu"
+"""Signal that weighs policy and expert terms, read by an objective that has both."""
 _RISE_AND_FALL = ("schedule", ("chord",))
 
 

@@ -13,9 +13,6 @@ from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHARE = "mu"
-"""Signal that weighs policy and expert terms, read by an objective that has both."""
-
 
 class Objective:
     """Weighted sum of loss terms under a reduction; `step` defines it.
@@ -58,6 +55,8 @@ class Objective:
         self.reads = frozenset(name for one in (*self.terms, *self.corrections) for name in one.reads) - {"logprobs"}
         self._sft_reduction, self.share = reduction, ""
         if self.mixed:
+            from retrain.algorithms.mix import SHARE
+
             self.share = SHARE
             self.reads |= {self.share}
             self._sft_reduction = sft_reduction or reduction
