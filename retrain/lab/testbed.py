@@ -16,16 +16,21 @@ from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 QUICK, QUICK_SEEDS = ("strategy", "rare", "planning", "decoy"), 3
 SEEDS = 9
 """Smallest number of seeds with which one of ten tasks can be significant after Holm's correction."""
+CONTROLLED_SEEDS = 11
+"""The same for one of four controls on eight tasks."""
 
-CONTROLS: list[dict[str, Any]] = [
-    {"label": "oracle", "algorithm_mode": "oracle"},
-    {"label": "other seeds", "advantage_mode": "grpo", "transform_mode": "none", "seed_offset": 1000},
-    {"label": "random credit", "advantage_mode": "random_credit", "transform_mode": "none"},
-    {"label": "reversed", "advantage_mode": "reversed", "transform_mode": "none"},
-]
-"""Conditions with a known result: the true advantage (better where credit matters), GRPO with other seeds (not
-better), random credit and credit with the wrong sign (worse).
+CONTROLS: dict[str, dict[str, Any]] = {
+    "oracle": {"algorithm_mode": "oracle"},
+    "random credit": {"advantage_mode": "random_credit", "transform_mode": "none"},
+    "reversed": {"advantage_mode": "reversed", "transform_mode": "none"},
+}
+"""Credit with a known result: the true advantage (better where credit matters), random credit and credit with the
+wrong sign (worse).
 """
+_OTHER_SEEDS, _SEED_OFFSET = "other seeds", 1000
+"""The control that is the baseline itself with other seeds (not different)."""
+_CREDIT_KINDS = ("advantage", "transform", "signal")
+"""Kinds of components whose tables a control leaves out, because it has other credit than the baseline."""
 
 _TESTBED = ("model", "task", "training", "warmup", "eval", "checkpoint", "environment")
 """Sections set by the testbed and its tasks."""
@@ -64,7 +69,7 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         seeds: number of seeds per condition.
         slots: number of concurrent runs; None: one per core or GPU.
         claim: the task on which the method is claimed to differ from the baseline.
-        controls: add `CONTROLS`.
+        controls: add the baseline with other seeds and, with the baseline's other settings, `CONTROLS`.
     Raises:
         ConfigError: a file is not a valid run, both have the same method, or a task does not exist.
     """
@@ -84,12 +89,26 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         "seeds": seeds,
         "baseline": baseline,
         "slots": slots or "auto",
-        "conditions": [{"label": baseline, **other}, {"label": label, **method}, *(CONTROLS if controls else ())],
+        "conditions": [{"label": baseline, **other}, {"label": label, **method}],
     }
+    if controls:
+        added = _controls(other)
+        campaign["conditions"] += added
+        campaign["controls"] = [one["label"] for one in added]
     if claim:
         campaign |= {"primary": label, "claim": claim}
     shared = {name: read(file).data[name] for name in _SHARED if name in read(file).data}
     return tomli_w.dumps({"campaign": campaign, **shared})
+
+
+def _controls(baseline: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the conditions of the controls, given the baseline's settings."""
+    credit = {one.table for kind in _CREDIT_KINDS for one in registry.components(kind)} | {"algorithm"}
+    rest = {name: table for name, table in baseline.items() if name not in credit}
+    return [
+        {"label": _OTHER_SEEDS, **baseline, "seed_offset": _SEED_OFFSET},
+        *({"label": label, **rest, "algorithm": chosen} for label, chosen in CONTROLS.items()),
+    ]
 
 
 def _method(file: Path) -> dict[str, Any]:

@@ -87,8 +87,29 @@ def test_controls_and_a_claim(method, tmp_path):
     file.write_text(testbed.card_toml(method, None, tasks, 9, None, claim="rare", controls=True))
     loaded = load_campaign(file)
     labels = [one.method for one in loaded.conditions if one.task == "rare"]
-    assert labels == ["grpo", "mine", "oracle", "other seeds", "random credit", "reversed"]
+    controls = ["other seeds", "oracle", "random credit", "reversed"]
+    assert labels == ["grpo", "mine", *controls]
     assert (loaded.settings.primary, loaded.settings.claim) == ("mine", "rare")
+    assert list(loaded.settings.controls) == controls
+    assert smallest_p(testbed.CONTROLLED_SEEDS) * len(controls) * len(tasks) <= 0.05
+    assert smallest_p(testbed.CONTROLLED_SEEDS - 1) * len(controls) * len(tasks) > 0.05
+
+
+def test_controls_have_the_settings_of_another_baseline(method, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text(
+        '[algorithm]\nadvantage_mode = "dca"\n[dca]\nbeta = 0.3\n[optimizer]\nlr = 2e-4\n[ppo_clip]\neps_high = 0.28\n'
+    )
+    data = tomllib.loads(testbed.card_toml(method, other, ["rare"], 3, None, controls=True))
+    found = {one.pop("label"): one for one in data["campaign"]["conditions"]}
+    assert found["other seeds"] == {**found["other"], "seed_offset": 1000}
+    for label in ("oracle", "random credit", "reversed"):
+        assert found[label]["optimizer"] == {"lr": 2e-4}
+        assert found[label]["ppo_clip"] == {"eps_high": 0.28}
+        assert "dca" not in found[label]
+    file = tmp_path / "testbed.toml"
+    file.write_text(testbed.card_toml(method, other, ["rare"], 3, None, controls=True))
+    assert len(load_campaign(file).conditions) == 6
 
 
 def test_another_baseline(method, tmp_path):

@@ -64,6 +64,9 @@ class Campaign(Section):
     for other comparisons."""
     claim: str | None = None
     """Task on which `primary` is claimed to differ from the baseline; only that comparison is tested uncorrected."""
+    controls: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Array] = ()
+    """Labels of conditions with a known result. In a campaign with tasks they are tested as families of their own, and
+    take no power from the others."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Accuracy threshold; reports give the number of steps until a run first reaches it."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05

@@ -249,7 +249,9 @@ def _check_labels(found: Sequence[Condition], settings: Campaign, source: Docume
             source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "set distinct labels")
         if condition.against is not None and condition.against not in {*labels} - {condition.label}:
             source.refuse((*condition.at, "against"), f'no other condition is called "{condition.against}"', known)
-    _check_questions(list(dict.fromkeys(condition.method for condition in found)), settings, source)
+    methods = list(dict.fromkeys(condition.method for condition in found))
+    _check_questions(methods, settings, source)
+    _check_controls([one for one in methods if one != (settings.baseline or methods[0])], settings, source)
 
 
 def _check_questions(methods: Sequence[str], settings: Campaign, source: Document) -> None:
@@ -271,6 +273,18 @@ def _check_questions(methods: Sequence[str], settings: Campaign, source: Documen
     elif settings.primary is not None and settings.primary not in others:
         fix = did_you_mean(settings.primary, others, f"labels: {', '.join(others)}")
         source.refuse((SECTION, "primary"), f'no condition other than the baseline is called "{settings.primary}"', fix)
+
+
+def _check_controls(others: Sequence[str], settings: Campaign, source: Document) -> None:
+    """Check that the controls are conditions other than the baseline and the claimed one, in a campaign with tasks."""
+    for label in settings.controls:
+        if label not in others:
+            fix = did_you_mean(label, others, f"labels: {', '.join(others)}")
+            source.refuse((SECTION, "controls"), f'no condition other than the baseline is called "{label}"', fix)
+        elif label == settings.primary:
+            source.refuse((SECTION, "controls"), f'"{label}" is the primary condition', "leave it out of the controls")
+    if settings.controls and not settings.tasks:
+        source.refuse((SECTION, "controls"), "without tasks there are no families of controls", "set tasks = [...]")
 
 
 def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | None) -> dict[str, Any]:

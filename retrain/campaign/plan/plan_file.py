@@ -92,7 +92,7 @@ class Plan(Campaign):
         cells: all runs.
 
     Raises:
-        ValueError: baseline, primary or ladder name a condition without runs.
+        ValueError: baseline, primary, controls or ladder name a condition without runs.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -109,7 +109,7 @@ class Plan(Campaign):
     def _known(self) -> Plan:
         labels = {cell.method for cell in self.cells}
         named = {label for step in self.ladder for label in step} | {
-            label for label in (self.baseline, self.primary) if label
+            label for label in (self.baseline, self.primary, *self.controls) if label
         }
         if unknown := named - labels:
             raise ValueError(f"condition {min(unknown)!r} has no cells")
@@ -182,6 +182,7 @@ def plan_of(loaded: LoadedCampaign, declared: Declared | None = None) -> dict[st
                 "warm_starts",
                 "primary",
                 "claim",
+                "controls",
                 "threshold",
                 "alpha",
                 "executor",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -72,8 +72,9 @@ class ReportCard:
         tables: task -> its results.
         checks: task -> the checks of its premise.
         summaries: (task, condition) -> summary.
-        comparisons: (task, condition) -> comparison with the baseline. All are one family, except a declared one.
-        pooled: condition -> comparison with the baseline of the means over tasks; one family.
+        comparisons: (task, condition) -> comparison with the baseline. Those of the controls are one family and those
+            of the other conditions another, except a declared one.
+        pooled: condition -> comparison with the baseline of the means over tasks, in families of the same conditions.
         across: condition -> estimates over all tasks.
         declared: sentence about the declaration of the claim; "" if none is declared.
     """
@@ -105,7 +106,7 @@ def report_card(directory: Path) -> ReportCard:
     plan = read_plan(directory)
     tables = {task: read_campaign(directory, task) for task in plan.tasks}
     claim = (plan.claim, plan.primary) if plan.claim and plan.primary else None
-    card = card_of(directory.resolve().name, tables, plan.premises, claim)
+    card = card_of(directory.resolve().name, tables, plan.premises, claim, plan.controls)
     return replace(card, declared=declaration(plan))
 
 
@@ -114,6 +115,7 @@ def card_of(
     tables: Mapping[str, Results],
     premises: Mapping[str, Mapping[str, Any]],
     claim: tuple[str, str] | None = None,
+    controls: Collection[str] = (),
 ) -> ReportCard:
     """Compute the report card of results that share their conditions and their baseline.
 
@@ -122,17 +124,23 @@ def card_of(
         tables: task -> its results.
         premises: task -> its premise.
         claim: (task, condition) of the declared comparison, which is tested alone and not in a family.
+        controls: conditions with a known result, which form families of their own.
     """
     first = next(iter(tables.values()))
     others = [one for one in first.conditions if one != first.baseline]
     every = [(task, one) for one in others for task in tables]
-    families = {"primary": [claim] if claim else [], "tasks": [place for place in every if place != claim]}
+    sides = [[one for one in others if one not in controls], [one for one in others if one in controls]]
+    in_families = [[place for place in every if place != claim and place[1] in side] for side in sides]
     found: dict[tuple[str, str], Comparison] = {}
-    for family, places in families.items():
+    for family, places in [("primary", [claim] if claim else []), *(("tasks", places) for places in in_families)]:
         tested = [compared(tables[task], (one, first.baseline), family, len(places)) for task, one in places]
         found |= zip(places, corrected(tested), strict=True)
     mean = _mean_over_tasks(tables)
-    pooled = compare(mean, [(one, first.baseline) for one in others], "pooled")
+    by_condition = {
+        found.condition: found
+        for side in sides
+        for found in compare(mean, [(one, first.baseline) for one in side], "pooled")
+    }
     return ReportCard(
         name=name,
         alpha=first.alpha,
@@ -141,7 +149,7 @@ def card_of(
         checks={task: _checks(premises, task, tables[task]) for task in tables},
         summaries={(task, one): summarize(tables[task], one) for task in tables for one in first.conditions},
         comparisons={place: found[place] for place in every},
-        pooled={one.condition: one for one in pooled},
+        pooled={one: by_condition[one] for one in others},
         across={one: _across(list(tables.values()), one, first.baseline) for one in first.conditions},
     )
 

@@ -231,6 +231,15 @@ advantage_mode = "maxrl"
             'claim = "rare"\nprimary = "grpo"\ntasks = ["rare"]',
             "3:1 [campaign] primary: no condition other than the baseline",
         ),
+        (
+            'controls = ["maxlr"]\ntasks = ["rare"]',
+            '2:1 [campaign] controls: no condition other than the baseline is called "maxlr"',
+        ),
+        ('controls = ["maxrl"]', "2:1 [campaign] controls: without tasks there are no families of controls"),
+        (
+            'controls = ["maxrl"]\nprimary = "maxrl"\nclaim = "rare"\ntasks = ["rare"]',
+            '2:1 [campaign] controls: "maxrl" is the primary condition',
+        ),
     ],
 )
 def test_a_declared_comparison_is_one_of_a_condition_with_the_baseline(problems, settings, why):
