@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +33,7 @@ def audit(  # noqa: PLR0913 - the options of the command
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Write its figures to this folder, as SVG and, with resvg-py, PNG.")
     ] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the tables for a paper.")] = None,
     overrides: Overrides = None,
     trust: Trust = False,
     as_json: Json = False,
@@ -55,18 +56,39 @@ def audit(  # noqa: PLR0913 - the options of the command
         finally:
             context.close()
         say(json.dumps(found[-1].facts()) if as_json else _text(found[-1]))
-    if html is not None:
-        from retrain.lab.audit.audit_page import page
-
-        with writing(html):
-            write_text(html, page(found))
-        say(f"{html}: written", error=as_json)
+    for file, made in ((html, _page), (latex, _latex)):
+        if file is not None:
+            with writing(file):
+                write_text(file, made(found))
+            say(f"{file}: written", error=as_json)
     if figures is not None:
         from retrain.lab.audit.audit_page import exported
         from retrain.report.exported_figures import write_figures
 
         with writing(figures):
             write_figures(figures, exported(found))
+
+
+def _page(audits: Sequence[Audit]) -> str:
+    from retrain.lab.audit.audit_page import page
+
+    return page(audits)
+
+
+def _latex(audits: Sequence[Audit]) -> str:
+    """Return a table for each checkpoint."""
+    from retrain.lab.audit.audit_page import HEADINGS, cells
+    from retrain.report.latex import tables
+    from retrain.report.page import Table
+
+    columns = ("method", *HEADINGS)
+    return tables(
+        {_head(one): Table(columns, [[name, *cells(found)] for name, found in one.methods.items()]) for one in audits}
+    )
+
+
+def _head(audit: Audit) -> str:
+    return f"{audit.run}, step {audit.step}: reliability of the measured advantages {audit.reliability:.2f}"
 
 
 def _places(run: Path, step: int | None, every: bool) -> Iterator[tuple[Path, bool]]:
@@ -91,5 +113,4 @@ def _text(audit: Audit) -> str:
     lines = [["", *HEADINGS], *([name, *cells(one)] for name, one in audit.methods.items())]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     table = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    head = f"{audit.run}, step {audit.step}: reliability of the measured advantages {audit.reliability:.2f}"
-    return "\n".join([head, *table])
+    return "\n".join([_head(audit), *table])

@@ -162,8 +162,9 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     before = {file: file.stat().st_mtime_ns for file in trained.rglob("*") if file.name != "lock"}
     methods = "mine.doubled,mine.doubled+gtpo,grpo+mine.halved,mine.late_half,hicra,oracle"
     words = ["audit", str(trained), "--methods", methods, "--batches", "4", "--continuations", "2"]
+    more = ["--latex", "audit.tex", "--trust"]
     done = CliRunner().invoke(
-        app, [*words, "--all-checkpoints", "--json", "--html", "audit.html", "--figures", "drawn", "--trust"]
+        app, [*words, "--all-checkpoints", "--json", "--html", "audit.html", "--figures", "drawn", *more]
     )
     assert done.exit_code == 0, done.output
     start, end = map(json.loads, done.stdout.splitlines())
@@ -182,6 +183,9 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     assert "Effective batch along the run" in page
     assert page.count("<h2>Step ") == 2
     assert "mine.late_half" in page
+    tex = (tmp_path / "audit.tex").read_text()
+    assert tex.count(r"\begin{tabular}{lrrrrr}") == 2
+    assert r"mine.late\_half & " in tex
     assert {file: file.stat().st_mtime_ns for file in trained.rglob("*") if file.name != "lock"} == before
 
 
