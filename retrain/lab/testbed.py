@@ -83,18 +83,16 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         problem = f"it has the same method as the baseline, {baseline}"
         raise ConfigError([ConfigProblem(str(file), 0, 0, "file", problem, "change its method")])
     label = file.stem if file.stem != baseline else f"{file.stem} (2)"
-    campaign = {
+    added = _controls(other) if controls else []
+    campaign: dict[str, Any] = {
         "name": f"testbed-{file.stem}",
         "tasks": [*tasks],
         "seeds": seeds,
         "baseline": baseline,
         "slots": slots or "auto",
-        "conditions": [{"label": baseline, **other}, {"label": label, **method}],
+        "conditions": [{"label": baseline, **other}, {"label": label, **method}, *added],
+        "controls": [one["label"] for one in added],
     }
-    if controls:
-        added = _controls(other)
-        campaign["conditions"] += added
-        campaign["controls"] = [one["label"] for one in added]
     if claim:
         campaign |= {"primary": label, "claim": claim}
     shared = {name: read(file).data[name] for name in _SHARED if name in read(file).data}
