@@ -91,8 +91,9 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         "baseline": baseline,
         "slots": slots or "auto",
         "conditions": [{"label": baseline, **other}, {"label": label, **method}, *added],
-        "controls": [one["label"] for one in added],
     }
+    if added:
+        campaign["controls"] = [one["label"] for one in added]
     if claim:
         campaign |= {"primary": label, "claim": claim}
     shared = {name: read(file).data[name] for name in _SHARED if name in read(file).data}
