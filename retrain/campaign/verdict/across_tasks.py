@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from retrain.campaign.plan.declaration import Declaration, declaration
 from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Comparison, Estimate, Summary, compare, compared, corrected, summarize
-from retrain.campaign.verdict.results import Cell, Results, declaration, read_campaign, table
+from retrain.campaign.verdict.results import Cell, Results, read_campaign, table
 from retrain.functional.seeds import derive_seed
 from retrain.storage.run_files import read_rows
 
@@ -75,7 +76,7 @@ class ReportCard:
         comparisons: (task, condition) -> comparison with the baseline. All are one family, except a declared one.
         pooled: condition -> comparison with the baseline of the means over tasks; one family.
         across: condition -> estimates over all tasks.
-        declared: sentence about the declaration of the claim; "" if none is declared.
+        declared: declaration of the claim, also a late one; None if there is none.
     """
 
     name: str
@@ -87,7 +88,7 @@ class ReportCard:
     comparisons: Mapping[tuple[str, str], Comparison]
     pooled: Mapping[str, Comparison]
     across: Mapping[str, Across]
-    declared: str = ""
+    declared: Declaration | None = None
 
     @property
     def first(self) -> Results:
@@ -104,9 +105,10 @@ def report_card(directory: Path) -> ReportCard:
     """Compute the report card of a campaign with tasks, finished or not. The result is deterministic."""
     plan = read_plan(directory)
     tables = {task: read_campaign(directory, task) for task in plan.tasks}
-    claim = (plan.claim, plan.primary) if plan.claim and plan.primary else None
+    declared = declaration(plan)
+    claim = (plan.claim, plan.primary) if plan.claim and plan.primary and declared and not declared.late else None
     card = card_of(directory.resolve().name, tables, plan.premises, claim)
-    return replace(card, declared=declaration(plan))
+    return replace(card, declared=declared)
 
 
 def card_of(

@@ -102,15 +102,17 @@ def as_json(card: ReportCard) -> dict[str, Any]:
         {"task": task, **asdict(one), "significant": one.significant, "verdict": conclusion(one)}
         for (task, _), one in card.comparisons.items()
     ]
-    facts = {"name": card.name, "metric": card.first.metric, "baseline": card.first.baseline}
+    facts: dict[str, Any] = {"name": card.name, "metric": card.first.metric, "baseline": card.first.baseline}
+    facts["declaration"] = card.declared and card.declared.facts()
     facts |= {"seeds": card.first.seeds, "words": words(card), "comparisons": found}
     return to_jsonable_python(facts, inf_nan_mode="null")
 
 
 def words(card: ReportCard) -> list[str]:
-    """Return sentences: where each condition helps or harms, doubtful premises, and runs without a result."""
+    """Return sentences: a late declaration, where each condition helps or harms, doubtful premises, and lost runs."""
     others = [one for one in card.first.conditions if one != card.first.baseline]
-    lines = list(dict.fromkeys(line for one in others for line in _words(card, one)))
+    late = [card.declared.sentence] if card.declared and card.declared.late else []
+    lines = [*late, *dict.fromkeys(line for one in others for line in _words(card, one))]
     broken = [(task, check) for task, checks in card.checks.items() for check in checks if not check.holds]
     for task, check in broken:
         known = "was not measured" if math.isnan(check.value) else "does not hold"
@@ -161,8 +163,8 @@ def _declared(card: ReportCard, task: str, one: Comparison) -> str:
     difference, seeds = estimate(one.difference, "+.3f", f" {one.metric}"), plural(len(one.seeds), "seed")
     return (
         f"As declared, {one.condition} against {one.against} on {task}: {difference}, p {p_value(one.p)}, {seeds}: "
-        f"{conclusion(one)}. {card.declared}"
-    ).rstrip()
+        f"{conclusion(one)}.{f' {card.declared.sentence}' if card.declared else ''}"
+    )
 
 
 def _pooled(one: Comparison) -> str:

@@ -89,10 +89,12 @@ def conclusion(one: Comparison) -> str:
 
 
 def text(analysis: Analysis) -> str:
-    """Format the verdict for a terminal: headline, sentences, and every run without a result."""
+    """Format the verdict for a terminal: headline, sentences, the declaration, and every run without a result."""
     lines = [headline(analysis), *(f"  {sentence(one)}" for one in analysis.primary)]
     if analysis.secondary:
         lines += [BASELINE, *(f"  {sentence(one)}" for one in analysis.secondary)]
+    if analysis.results.declared:
+        lines.append(analysis.results.declared.sentence)
     return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in analysis.results.lost)])
 
 
@@ -119,7 +121,7 @@ def note(analysis: Analysis) -> str:
         if analysis.secondary
         else "Holm's correction covers all comparisons"
     ) + ", except the declared one, which is tested alone" * bool(analysis.declared)
-    declared = analysis.results.declared and f" {analysis.results.declared}"
+    declared = f" {analysis.results.declared.sentence}" if analysis.results.declared else ""
     reach = "" if threshold is None else f" The threshold is {analysis.results.measured} {threshold:.3f}."
     return (
         "Differences are paired by seed. p is the p-value of the two-sided sign-flip permutation test "
@@ -260,6 +262,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "baseline": results.baseline,
         "seeds": results.seeds,
         "threshold": results.threshold,
+        "declaration": results.declared and results.declared.facts(),
         "headline": headline(analysis),
         "conditions": analysis.summaries,
         "comparisons": [

@@ -108,7 +108,7 @@ def test_one_family_over_all_tasks_and_numbers_that_are_those_of_the_tables(dire
 def test_a_declared_claim_is_tested_alone_and_with_its_time(directory, tmp_path):
     shutil.copytree(directory, tmp_path / "claim")
     plan = json.loads((tmp_path / "claim" / "plan.json").read_text())
-    declared = {"at": "2026-11-25T02:00:00+00:00", "after": 0, "sha256": "ab" * 32}
+    declared = {"at": "2026-11-25T02:00:00+00:00", "after": 0, "runs": 54, "sha256": "ab" * 32}
     more = {"primary": "new", "claim": "rare", "declared": declared}
     (tmp_path / "claim" / "plan.json").write_text(json.dumps(plan | more))
     card = report_card(tmp_path / "claim")
@@ -120,8 +120,30 @@ def test_a_declared_claim_is_tested_alone_and_with_its_time(directory, tmp_path)
     assert card.comparisons["rare", "new"].holm == card.comparisons["rare", "new"].p
     first = card_page.words(card)[0]
     assert first.startswith("As declared, new against grpo on rare: +0.0")
-    assert "better. The primary comparison, new on rare against the baseline, was declared at 2026-11-25T02" in first
-    assert "before any run had ended" in first
+    assert "better. The primary comparison, new against grpo on rare, was declared at 2026-11-25T02" in first
+    assert "before any run had started" in first
+    assert card_page.as_json(card)["declaration"]["late"] is False
+
+
+def test_a_late_claim_is_one_of_the_family_and_said_to_be_late(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "late")
+    plan = json.loads((tmp_path / "late" / "plan.json").read_text())
+    declared = {"at": "2026-11-25T02:00:00+00:00", "after": 18, "runs": 54, "sha256": "ab" * 32}
+    more = {"primary": "new", "claim": "rare", "declared": declared | {"changed": ['claim "decoy" -> "rare"']}}
+    (tmp_path / "late" / "plan.json").write_text(json.dumps(plan | more))
+    card = report_card(tmp_path / "late")
+    assert {(one.family, one.size) for one in card.comparisons.values()} == {("tasks", 3)}
+    text, files = card_page.write(tmp_path / "late")
+    first = text.splitlines()[0]
+    assert first == (
+        "The primary comparison, new against grpo on rare, was declared late, at 2026-11-25T02:00:00+00:00, after 18 "
+        "of 54 runs had started (sha256 of the file: abababababab). It is therefore corrected like the other "
+        'comparisons. Changed since runs had started: claim "decoy" -> "rare".'
+    )
+    assert "As declared" not in text
+    assert first in checked(files[0].read_text(encoding="utf-8"))
+    facts = card_page.as_json(card)["declaration"]
+    assert (facts["late"], facts["started"], facts["runs"], facts["sentence"]) == (True, 18, 54, first)
 
 
 def test_the_mean_over_tasks_needs_every_task_of_a_seed(tmp_path):
