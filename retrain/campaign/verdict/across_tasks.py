@@ -178,12 +178,18 @@ def _checks(premises: Mapping[str, Mapping[str, Any]], task: str, table: Results
 
 
 def _across(tables: Sequence[Results], condition: str, baseline: str) -> Across:
-    own = [[[cell.accuracy] for cell in table.done(condition).values()] for table in tables]
-    pairs = [[[a.accuracy, b.accuracy] for a, b in table.pairs(condition, baseline)] for table in tables]
-    pairs = [pair for pair in pairs if pair and condition != baseline]
+    own = [[(cell,) for cell in table.done(condition).values()] for table in tables]
+    pairs = [table.pairs(condition, baseline) if condition != baseline else [] for table in tables]
+    pairs = [pair for pair in pairs if pair]
+    by_start = any(table.starts > 1 for table in tables)
 
-    def estimated(strata: Sequence[Any], statistic: Any, name: str, **of: Any) -> Any:
-        return statistics.stratified(strata, statistic, derive_seed(0, name, condition, baseline), **of)
+    def estimated(runs: Sequence[Sequence[tuple[Cell, ...]]], statistic: Any, name: str, **of: Any) -> Any:
+        strata = [[[cell.accuracy for cell in row] for row in task] for task in runs]
+        seed = derive_seed(0, name, condition, baseline)
+        if not by_start:
+            return statistics.stratified(strata, statistic, seed, **of)
+        starts = [[row[0].start for row in task] for task in runs]
+        return statistics.stratified_by_start(strata, starts, statistic, seed)
 
     return Across(
         iqm=Estimate(*map(float, estimated(own, lambda s: _iqm(s, 0), "iqm", used=0.5))),

@@ -29,7 +29,7 @@ _NOTE = (
     "Differences are in final {measured}, paired by seed. p is the p-value of the sign-flip permutation test. "
     "Holm's correction covers all rows of the table: the family-wise error rate is at most {alpha:.0%}. "
     "95% CIs of differences are paired t intervals, uncorrected; those over all tasks are bootstrap intervals, with "
-    "runs resampled within their tasks. IQM is the interquartile mean over the runs of all tasks. Rollouts and tokens "
+    "{resampled}. IQM is the interquartile mean over the runs of all tasks. Rollouts and tokens "
     "are medians until nine tenths of the baseline's improvement on that task."
 )
 
@@ -250,9 +250,16 @@ def _contents(card: ReportCard, commands: Sequence[str]) -> dict[str, Any]:
         "across": Table.of(across),
         "accuracies": _accuracies(card),
         "checks": Table.of([_premise(card, task) for task in card.tables if any(card.checks.values())]),
-        "note": _NOTE.format(alpha=card.alpha, measured=card.first.measured) + card.first.limits,
+        "note": _NOTE.format(alpha=card.alpha, measured=card.first.measured, resampled=_resampled(card))
+        + card.first.limits,
         "commands": commands,
     }
+
+
+def _resampled(card: ReportCard) -> str:
+    if card.first.starts > 1:
+        return "whole warm starts resampled, the same in all tasks"
+    return "runs resampled within their tasks"
 
 
 def _version(card: ReportCard) -> str:

@@ -15,6 +15,7 @@ from retrain.campaign.verdict import card_page, statistics
 from retrain.campaign.verdict.across_tasks import gain, report_card
 from retrain.campaign.verdict.analysis import accuracy, differences
 from retrain.campaign.verdict.results import read_campaign
+from retrain.functional.seeds import derive_seed
 from tests.campaign.tables import write_cell
 from tests.report.test_run_page import checked
 
@@ -223,6 +224,60 @@ def test_the_mean_over_tasks_errs_as_often_as_it_says_and_tells_more(tasks, seed
     any_task = np.mean([min(statistics.holm(row)) <= 0.05 for row in some.tolist()])
     together = float((statistics.sign_flip(pooled[:400] + 0.014) <= 0.05).mean())
     assert together > any_task + 0.2
+
+
+@pytest.mark.parametrize(("starts", "seeds"), [(9, 9), (9, 18), (6, 12)])
+@pytest.mark.parametrize("common", [True, False])
+def test_intervals_over_tasks_cover_warm_starts(starts, seeds, common):
+    """The gain of a method varies over warm starts (sd .03), in the same way on all tasks or in its own on each."""
+    rng, tables, covered = np.random.default_rng(starts * seeds), 150, np.zeros(3)
+    start = np.arange(seeds) % starts
+    for index in range(tables):
+        effects = np.tile(rng.normal(size=starts), (4, 1)) if common else rng.normal(size=(4, starts))
+        strata = 0.5 + rng.normal(size=(4, seeds, 2)) * 0.01
+        strata[..., 0] += 0.03 * effects[:, start]
+        for which, (statistic, true) in enumerate(((gain, 0.0), (statistics.wins, 0.5))):
+            _, low, high = statistics.stratified_by_start([*strata], [start] * 4, statistic, index, 200)
+            covered[which] += low <= true <= high
+        _, low, high = statistics.stratified([*strata], gain, index, 200, used=0.5)
+        covered[2] += low <= 0 <= high
+    assert (covered[:2] / tables >= 0.9).all()
+    if common:
+        assert covered[2] / tables < 0.85, "drawing single runs would miss the starts"
+
+
+def test_whole_starts_are_drawn_and_a_task_without_runs_of_them_is_left_out():
+    calls = []
+
+    def first(strata):
+        calls.append([stratum.shape for stratum in strata])
+        return strata[0].mean((-1, -2))
+
+    strata, starts = [[[1.0], [2.0], [6.0]], [[0.0]]], [[0, 0, 1], [0]]
+    value, low, high = statistics.stratified_by_start(strata, starts, first, 0, 1000)
+    wider = math.sqrt(2) * 12.706 / 1.96
+    assert value == 3
+    assert (low, high) == pytest.approx((3 - wider * 1.5, 3 + wider * 3), rel=1e-3)
+    assert sum(shapes[0][0] for shapes in calls[1:]) == 1000
+    assert sorted([shape[1] for shape in shapes] for shapes in calls[1:]) == [[2], [3, 1], [4, 2]]
+    one = statistics.stratified_by_start([[[1.0], [3.0]]], [[4, 4]], first, 0)
+    assert one[0] == 2
+    assert all(map(math.isnan, one[1:]))
+
+
+def test_the_card_draws_warm_starts_where_there_are_several(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "starts")
+    plan = json.loads((tmp_path / "starts" / "plan.json").read_text())
+    (tmp_path / "starts" / "plan.json").write_text(json.dumps(plan | {"warm_starts": 3}))
+    card, single = report_card(tmp_path / "starts"), report_card(directory)
+    found = card.across["new"]
+    rows = [[[a.accuracy, b.accuracy] for a, b in table.pairs("new", "grpo")] for table in card.tables.values()]
+    expected = statistics.stratified_by_start(rows, [[0, 1, 2] * 3] * 3, gain, derive_seed(0, "gain", "new", "grpo"))
+    assert (found.gain.value, found.gain.low, found.gain.high) == pytest.approx(expected)
+    assert found.gain != single.across["new"].gain
+    assert (found.profile[0] == single.across["new"].profile[0]).all()
+    assert "whole warm starts" in card_page.latex(card)
+    assert "whole warm starts" not in card_page.latex(single)
 
 
 def test_stratified_worked_by_hand():
