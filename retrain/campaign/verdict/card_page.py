@@ -27,7 +27,7 @@ _NAMED = 5
 """Largest number of runs without a result that are listed."""
 _NOTE = (
     "Differences are in final {measured}, paired by seed. p is the p-value of the sign-flip permutation test. "
-    "Holm's correction covers all rows of the table: the family-wise error rate is at most {alpha:.0%}. "
+    "{tests}"
     "95% CIs of differences are paired t intervals, uncorrected; those over all tasks are bootstrap intervals, with "
     "{resampled}. IQM is the interquartile mean over the runs of all tasks. Rollouts and tokens "
     "are medians until nine tenths of the baseline's improvement on that task."
@@ -98,14 +98,17 @@ def latex(card: ReportCard) -> str:
 
 def as_json(card: ReportCard) -> dict[str, Any]:
     """Return the comparisons of a card as JSON data; numbers that are not finite are null."""
-    found = [
-        {"task": task, **asdict(one), "significant": one.significant, "verdict": conclusion(one)}
-        for (task, _), one in card.comparisons.items()
-    ]
+    found = [{"task": task, **_facts(one)} for (task, _), one in card.comparisons.items()]
+    pooled = [_facts(one) for one in card.pooled.values()] if len(card.tables) > 1 else []
     facts: dict[str, Any] = {"name": card.name, "metric": card.first.metric, "baseline": card.first.baseline}
     facts["declaration"] = card.declared and card.declared.facts()
-    facts |= {"seeds": card.first.seeds, "words": words(card), "comparisons": found}
+    facts |= {"seeds": card.first.seeds, "words": words(card), "comparisons": found, "pooled": pooled}
+    facts["tests"] = _tests(card).rstrip()
     return to_jsonable_python(facts, inf_nan_mode="null")
+
+
+def _facts(one: Comparison) -> dict[str, Any]:
+    return {**asdict(one), "significant": one.significant, "verdict": conclusion(one)}
 
 
 def words(card: ReportCard) -> list[str]:
@@ -136,18 +139,20 @@ def _words(card: ReportCard, condition: str) -> list[str]:
     ]
     if same := [task for task, one in rows.items() if one.same]:
         parts.append(f"makes no difference on {_listed(same)}, where its runs equal those of {card.first.baseline}")
-    described = len(clear) + len(near) + len(same)
-    seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(rows) - described
+    described = len(declared) + len(clear) + len(near) + len(same)
+    seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(every) - described
     where = "on every task" if not described else f"on {rest} other task{'s' * (rest != 1)}"
     if rest:
         parts.append(f"is inconclusive with {plural(seeds, 'seed')} {where}")
     pooled = [_pooled(card.pooled[condition])] if len(card.tables) > 1 else []
     lines = [*declared, *pooled]
-    lines.append(f"{condition} against {card.first.baseline}: {'; '.join(parts)}.")
+    if parts:
+        lines.append(f"{condition} against {card.first.baseline}: {'; '.join(parts)}.")
     least = max((one.enough for one in rows.values()), default=0)
     if seeds < least:
         lines.append(
-            f"With {plural(seeds, 'seed')} no result can be significant on {len(rows)} tasks; use at least {least}."
+            f"With {plural(seeds, 'seed')} no result can be significant on "
+            f"{plural(len(rows), 'other task' if declared else 'task')}; use at least {least}."
         )
     across = card.across[condition]
     if not math.isnan(across.gain.value):
@@ -250,10 +255,38 @@ def _contents(card: ReportCard, commands: Sequence[str]) -> dict[str, Any]:
         "across": Table.of(across),
         "accuracies": _accuracies(card),
         "checks": Table.of([_premise(card, task) for task in card.tables if any(card.checks.values())]),
-        "note": _NOTE.format(alpha=card.alpha, measured=card.first.measured, resampled=_resampled(card))
+        "note": _NOTE.format(tests=_tests(card), measured=card.first.measured, resampled=_resampled(card))
         + card.first.limits,
         "commands": commands,
     }
+
+
+def _tests(card: ReportCard) -> str:
+    """Return sentences about the tests and families of the card and their levels, with a space at the end.
+
+    Returns "" without a comparison.
+    """
+    level, families = f"{100 * card.alpha:g}%", list[str]()
+    if len(card.tables) > 1 and card.pooled:
+        count = len(card.pooled)
+        corrected = ", with Holm's correction" if count > 1 else ""
+        families.append(
+            f"the {'comparison' if count == 1 else plural(count, 'comparison')} in the mean over tasks{corrected}"
+        )
+    by_family = [one.family for one in card.comparisons.values()]
+    if "primary" in by_family:
+        families.append("the declared comparison")
+    if rest := by_family.count("tasks"):
+        other = "other " if "primary" in by_family else ""
+        families.append(f"the {plural(rest, f'{other}comparison')} on single tasks, with Holm's correction")
+    if len(families) < 2:
+        return f"The probability of a false claim is at most {level} for {families[0]}. " if families else ""
+    numbered = "; ".join(f"({place}) {family}" for place, family in enumerate(families, 1))
+    return (
+        f"There are {len(families)} separate tests or families, each with a probability of a false claim of at most "
+        f"{level}: {numbered}. Together they make a false claim with a probability of at most "
+        f"{100 * min(1.0, len(families) * card.alpha):g}%. "
+    )
 
 
 def _resampled(card: ReportCard) -> str:

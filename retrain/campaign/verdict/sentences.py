@@ -120,12 +120,16 @@ def note(analysis: Analysis) -> str:
         "Holm's correction treats the ladder and the comparisons with the baseline as two families"
         if analysis.secondary
         else "Holm's correction covers all comparisons"
-    ) + ", except the declared one, which is tested alone" * bool(analysis.declared)
+    )
+    level = f"{100 * analysis.results.alpha:g}%"
+    if analysis.declared:
+        family += f", except the declared one, which is a separate test at {level}"
+    each = " in each family" if analysis.secondary else ""
     declared = f" {analysis.results.declared.sentence}" if analysis.results.declared else ""
     reach = "" if threshold is None else f" The threshold is {analysis.results.measured} {threshold:.3f}."
     return (
         "Differences are paired by seed. p is the p-value of the two-sided sign-flip permutation test "
-        f"({how}). {family}: the family-wise error rate is at most {analysis.results.alpha:.0%}. "
+        f"({how}). {family}. The family-wise error rate is at most {level}{each}. "
         "95% CIs of differences are paired t intervals, uncorrected; those of conditions are bootstrap intervals over "
         "runs. Recommended numbers of seeds give a power of 80% at the observed effect size."
         f"{reach}{declared}{analysis.results.limits}"

@@ -5,6 +5,8 @@ import math
 import random
 import re
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
@@ -12,9 +14,9 @@ import pytest
 
 from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict import card_page, statistics
-from retrain.campaign.verdict.across_tasks import gain, report_card
+from retrain.campaign.verdict.across_tasks import card_of, gain, report_card
 from retrain.campaign.verdict.analysis import accuracy, differences
-from retrain.campaign.verdict.results import read_campaign
+from retrain.campaign.verdict.results import Cell, read_campaign, table
 from retrain.functional.seeds import derive_seed
 from tests.campaign.tables import write_cell
 from tests.report.test_run_page import checked
@@ -123,7 +125,62 @@ def test_a_declared_claim_is_tested_alone_and_with_its_time(directory, tmp_path)
     assert first.startswith("As declared, new against grpo on rare: +0.0")
     assert "better. The primary comparison, new against grpo on rare, was declared at 2026-11-25T02" in first
     assert "before any run had started" in first
-    assert card_page.as_json(card)["declaration"]["late"] is False
+    facts = card_page.as_json(card)
+    assert facts["declaration"]["late"] is False
+    assert facts["tests"] == (
+        "There are 3 separate tests or families, each with a probability of a false claim of at most 5%: (1) the "
+        "comparison in the mean over tasks; (2) the declared comparison; (3) the 2 other comparisons on single tasks, "
+        "with Holm's correction. Together they make a false claim with a probability of at most 15%."
+    )
+    assert facts["tests"] in card_page.write(tmp_path / "claim")[1][1].read_text(encoding="utf-8")
+
+
+def some_tables(effects, conditions=("grpo", "m")):
+    """Results of seven seeds on each task; every condition but the first adds the task's effect."""
+    rng, found = random.Random(0), {}
+    for task, effect in effects.items():
+        runs = [
+            (one, seed, 0.5 + effect * (one != "grpo") + rng.gauss(0, 0.01)) for one in conditions for seed in range(7)
+        ]
+        cells = [Cell(one, seed, Path("none"), "done", curve=((0, 0.3), (60, final))) for one, seed, final in runs]
+        found[task] = table(task, cells)
+    return found
+
+
+def test_a_claim_is_not_among_the_other_tasks():
+    card = card_of("x", some_tables({"a": 0.03, "b": 0.0, "c": 0.0}), {}, ("a", "m"))
+    first, _, other, *_ = card_page.words(card)
+    assert first.startswith("As declared, m against grpo on a: +0.0")
+    assert first.endswith("7 seeds: better.")
+    assert other == "m against grpo: is inconclusive with 7 seeds on 2 other tasks."
+    few = {task: replace(found, seeds=(0, 1, 2)) for task, found in some_tables({"a": 0.0, "b": 0.0}).items()}
+    words = card_page.words(card_of("x", few, {}, ("a", "m")))
+    assert "m against grpo: is inconclusive with 3 seeds on 1 other task." in words
+    assert "With 3 seeds no result can be significant on 1 other task; use at least 6." in words
+
+
+def test_a_claim_on_the_only_task_needs_no_further_sentence():
+    card = card_of("x", some_tables({"a": 0.03}), {}, ("a", "m"))
+    first, overall = card_page.words(card)
+    assert first.startswith("As declared, m against grpo on a: ")
+    assert overall.startswith("Interquartile mean: ")
+    facts = card_page.as_json(card)
+    assert facts["tests"] == "The probability of a false claim is at most 5% for the declared comparison."
+    assert facts["pooled"] == []
+
+
+def test_the_json_of_a_card_has_the_test_over_all_tasks():
+    card = card_of("x", some_tables({"a": 0.03, "b": 0.02}, ("grpo", "m", "n")), {})
+    facts = card_page.as_json(card)
+    assert facts["declaration"] is None
+    assert [(one["condition"], one["family"], one["size"], one["significant"]) for one in facts["pooled"]] == [
+        ("m", "pooled", 2, True),
+        ("n", "pooled", 2, True),
+    ]
+    assert facts["pooled"][0]["verdict"] == "better"
+    assert "(1) the 2 comparisons in the mean over tasks, with Holm's correction;" in facts["tests"]
+    assert "(2) the 4 comparisons on single tasks, with Holm's correction." in facts["tests"]
+    assert facts["tests"].endswith("of at most 10%.")
 
 
 def test_a_late_claim_is_one_of_the_family_and_said_to_be_late(directory, tmp_path):
