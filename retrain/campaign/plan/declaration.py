@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
-from retrain.campaign.plan.plan_file import PLAN, Declared, Job, Plan, jobs, read_plan
+from retrain.campaign.plan.plan_file import PLAN, Declared, Plan, jobs, read_plan
 from retrain.config.presets import leaves
 
 _ROLES = ("baseline", "primary")
@@ -104,10 +104,8 @@ def declare(path: Path, loaded: LoadedCampaign) -> Declared | None:
     Returns:
         None if no comparison is declared, and none was declared when the first run started.
     """
-    plan = read_plan(path) if (path / PLAN).exists() else None
-    planned = {job.id: job for job in (*(plan.cells if plan else ()), *jobs(loaded))}
-    started = sum(_started(path, job) for job in planned.values())
-    before = plan.declared if plan else None
+    before = read_plan(path).declared if (path / PLAN).exists() else None
+    started = _started(path)
     terms = _terms(loaded)
     if loaded.settings.primary is None:
         if before is None or not started:
@@ -117,18 +115,21 @@ def declare(path: Path, loaded: LoadedCampaign) -> Declared | None:
         return before
     return Declared(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
-        after=started,
-        runs=len(planned),
+        after=len(started),
+        runs=len(started | {job.id for job in jobs(loaded)}),
         sha256=hashlib.sha256(loaded.text.encode()).hexdigest(),
         terms=terms,
         changed=_history(before, terms) if before and started else [],
     )
 
 
-def _started(path: Path, job: Job) -> bool:
-    """Return True if a worker has taken the job, or if its run has written files of its own."""
-    files = (path / job.path / name for name in ("config.resolved.json", "outcome.json"))
-    return any(file.exists() for file in files) or any((path / "leases" / job.id).glob("*.json"))
+def _started(path: Path) -> set[str]:
+    """Return CONDITION/sSEED of every run that a worker has taken or that has written files of its own.
+
+    Runs of earlier plans count as well, because their results may have been seen.
+    """
+    written = [*path.glob("cells/*/*/config.resolved.json"), *path.glob("cells/*/*/outcome.json")]
+    return {f"{file.parent.parent.name}/{file.parent.name}" for file in (*written, *path.glob("leases/*/*/*.json"))}
 
 
 def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
@@ -161,8 +162,9 @@ def _history(before: Declared, terms: Mapping[str, Any]) -> list[str]:
     if "terms" not in before:
         return ["not known, because the declaration of version 0.2.0 has no terms"]
     old = before["terms"]
-    relabelled = {role for role in _ROLES if old.get(role) != terms.get(role)}
-    keys = [key for key in dict.fromkeys((*old, *terms)) if key.partition(": ")[0] not in relabelled or key in _ROLES]
+    moved = old.get("claim") != terms.get("claim")  # to another task, whose settings differ in many keys
+    relabelled = [f"{role}: " for role in _ROLES if moved or old.get(role) != terms.get(role)]
+    keys = [key for key in dict.fromkeys((*old, *terms)) if not key.startswith(tuple(relabelled))]
     found = [
         f"{key} {_shown(old.get(key))} -> {_shown(terms.get(key))}" for key in keys if old.get(key) != terms.get(key)
     ]

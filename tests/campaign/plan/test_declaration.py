@@ -119,8 +119,21 @@ def test_runs_that_have_started_count_and_not_those_that_have_ended(plan, mark):
 def test_runs_of_a_removed_seed_still_count(plan):
     directory = plan(("seeds = 6", "seeds = 8"))
     start(directory, len(directory.jobs) - 1)
+    assert plan(('primary = "std"\n', "")).plan.declared["after"] == 1
     late = plan().plan.declared
-    assert (late["after"], late["runs"]) == (1, 24)
+    assert (late["after"], late["runs"]) == (1, 19)
+    assert late["changed"] == [
+        'primary "std" -> unset',
+        'primary unset -> "std"',
+        "seeds [0, 1, 2, 3, 4, 5, 6, 7] -> [0, 1, 2, 3, 4, 5]",
+    ]
+
+
+def test_a_claim_on_another_task_is_late_without_the_settings_of_the_tasks(plan):
+    tasks = ("seeds = 6", 'seeds = 6\ntasks = ["rare", "decoy"]\nclaim = "rare"')
+    start(plan(tasks))
+    late = plan(tasks, ('claim = "rare"', 'claim = "decoy"')).plan.declared
+    assert late["changed"] == ['claim "rare" -> "decoy"']
 
 
 def test_a_withdrawn_declaration_is_reported_and_its_return_is_late(plan):
