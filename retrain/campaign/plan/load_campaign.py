@@ -315,6 +315,11 @@ def tracker_tables() -> list[str]:
     return [tracker.table for tracker in registry.components("tracker")]
 
 
+def free_tables() -> list[str]:
+    """Return the tables that may change after a run was started, because they do not change its result."""
+    return ["logging", "checkpoint", *tracker_tables()]
+
+
 def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[Key, ConfigProblem]]:
     """Return the keys that no run reads.
 

@@ -70,13 +70,19 @@ class Declared(TypedDict):
 
     Attributes:
         at: time at which the plan was written, ISO 8601 in UTC.
-        after: number of runs that had ended by then.
+        after: number of runs that had started by then; version 0.2.0 counted runs that had ended.
+        runs: number of all runs by then, including those of an earlier plan.
         sha256: hash of the campaign's file.
+        terms: settings that decide what the declared comparison tests, by key.
+        changed: changes of the terms since the first run had started.
     """
 
     at: str
     after: Seed
     sha256: str
+    runs: NotRequired[Seed]
+    terms: NotRequired[dict[str, Any]]
+    changed: NotRequired[list[str]]
 
 
 class Plan(Campaign):
@@ -86,7 +92,7 @@ class Plan(Campaign):
         file: path of the campaign's file.
         folder: current directory in which the campaign was started.
         overrides: changes by `--set`, as `key=value`.
-        declared: declaration of `primary` or `claim`; None if neither is set.
+        declared: declaration of `primary` and `claim`; None if neither is set, nor was when the first run started.
         ladder: pairs (condition, against) in which the first extends the second.
         premises: name of the task -> its premise.
         cells: all runs.

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from retrain.campaign.plan.declaration import Declaration, declaration
 from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Comparison, Estimate, Summary, compare, compared, corrected, summarize
-from retrain.campaign.verdict.results import Cell, Results, declaration, read_campaign, table
+from retrain.campaign.verdict.results import Cell, Results, read_campaign, table
 from retrain.functional.seeds import derive_seed
 from retrain.storage.run_files import read_rows
 
@@ -76,7 +77,8 @@ class ReportCard:
             of the other conditions another, except a declared one.
         pooled: condition -> comparison with the baseline of the means over tasks, in families of the same conditions.
         across: condition -> estimates over all tasks.
-        declared: sentence about the declaration of the claim; "" if none is declared.
+        declared: declaration of the claim, also a late one; None if there is none.
+        controls: conditions with a known result.
     """
 
     name: str
@@ -88,7 +90,8 @@ class ReportCard:
     comparisons: Mapping[tuple[str, str], Comparison]
     pooled: Mapping[str, Comparison]
     across: Mapping[str, Across]
-    declared: str = ""
+    declared: Declaration | None = None
+    controls: tuple[str, ...] = ()
 
     @property
     def first(self) -> Results:
@@ -105,9 +108,10 @@ def report_card(directory: Path) -> ReportCard:
     """Compute the report card of a campaign with tasks, finished or not. The result is deterministic."""
     plan = read_plan(directory)
     tables = {task: read_campaign(directory, task) for task in plan.tasks}
-    claim = (plan.claim, plan.primary) if plan.claim and plan.primary else None
+    declared = declaration(plan)
+    claim = (plan.claim, plan.primary) if plan.claim and plan.primary and declared and not declared.late else None
     card = card_of(directory.resolve().name, tables, plan.premises, claim, plan.controls)
-    return replace(card, declared=declaration(plan))
+    return replace(card, declared=declared)
 
 
 def card_of(
@@ -151,6 +155,7 @@ def card_of(
         comparisons={place: found[place] for place in every},
         pooled={one: by_condition[one] for one in others},
         across={one: _across(list(tables.values()), one, first.baseline) for one in first.conditions},
+        controls=tuple(controls),
     )
 
 
@@ -184,12 +189,18 @@ def _checks(premises: Mapping[str, Mapping[str, Any]], task: str, table: Results
 
 
 def _across(tables: Sequence[Results], condition: str, baseline: str) -> Across:
-    own = [[[cell.accuracy] for cell in table.done(condition).values()] for table in tables]
-    pairs = [[[a.accuracy, b.accuracy] for a, b in table.pairs(condition, baseline)] for table in tables]
-    pairs = [pair for pair in pairs if pair and condition != baseline]
+    own = [[(cell,) for cell in table.done(condition).values()] for table in tables]
+    pairs = [table.pairs(condition, baseline) if condition != baseline else [] for table in tables]
+    pairs = [pair for pair in pairs if pair]
+    by_start = any(table.starts > 1 for table in tables)
 
-    def estimated(strata: Sequence[Any], statistic: Any, name: str, **of: Any) -> Any:
-        return statistics.stratified(strata, statistic, derive_seed(0, name, condition, baseline), **of)
+    def estimated(runs: Sequence[Sequence[tuple[Cell, ...]]], statistic: Any, name: str, **of: Any) -> Any:
+        strata = [[[cell.accuracy for cell in row] for row in task] for task in runs]
+        seed = derive_seed(0, name, condition, baseline)
+        if not by_start:
+            return statistics.stratified(strata, statistic, seed, **of)
+        starts = [[row[0].start for row in task] for task in runs]
+        return statistics.stratified_by_start(strata, starts, statistic, seed)
 
     return Across(
         iqm=Estimate(*map(float, estimated(own, lambda s: _iqm(s, 0), "iqm", used=0.5))),

@@ -27,9 +27,9 @@ _NAMED = 5
 """Largest number of runs without a result that are listed."""
 _NOTE = (
     "Differences are in final {measured}, paired by seed. p is the p-value of the sign-flip permutation test. "
-    "Holm's correction covers all rows of the table: the family-wise error rate is at most {alpha:.0%}. "
+    "{tests}"
     "95% CIs of differences are paired t intervals, uncorrected; those over all tasks are bootstrap intervals, with "
-    "runs resampled within their tasks. IQM is the interquartile mean over the runs of all tasks. Rollouts and tokens "
+    "{resampled}. IQM is the interquartile mean over the runs of all tasks. Rollouts and tokens "
     "are medians until nine tenths of the baseline's improvement on that task."
 )
 
@@ -98,19 +98,24 @@ def latex(card: ReportCard) -> str:
 
 def as_json(card: ReportCard) -> dict[str, Any]:
     """Return the comparisons of a card as JSON data; numbers that are not finite are null."""
-    found = [
-        {"task": task, **asdict(one), "significant": one.significant, "verdict": conclusion(one)}
-        for (task, _), one in card.comparisons.items()
-    ]
-    facts = {"name": card.name, "metric": card.first.metric, "baseline": card.first.baseline}
-    facts |= {"seeds": card.first.seeds, "words": words(card), "comparisons": found}
+    found = [{"task": task, **_facts(one)} for (task, _), one in card.comparisons.items()]
+    pooled = [_facts(one) for one in card.pooled.values()] if len(card.tables) > 1 else []
+    facts: dict[str, Any] = {"name": card.name, "metric": card.first.metric, "baseline": card.first.baseline}
+    facts["declaration"] = card.declared and card.declared.facts()
+    facts |= {"seeds": card.first.seeds, "words": words(card), "comparisons": found, "pooled": pooled}
+    facts["tests"] = _tests(card).rstrip()
     return to_jsonable_python(facts, inf_nan_mode="null")
 
 
+def _facts(one: Comparison) -> dict[str, Any]:
+    return {**asdict(one), "significant": one.significant, "verdict": conclusion(one)}
+
+
 def words(card: ReportCard) -> list[str]:
-    """Return sentences: where each condition helps or harms, doubtful premises, and runs without a result."""
+    """Return sentences: a late declaration, where each condition helps or harms, doubtful premises, and lost runs."""
     others = [one for one in card.first.conditions if one != card.first.baseline]
-    lines = list(dict.fromkeys(line for one in others for line in _words(card, one)))
+    late = [card.declared.sentence] if card.declared and card.declared.late else []
+    lines = [*late, *dict.fromkeys(line for one in others for line in _words(card, one))]
     broken = [(task, check) for task, checks in card.checks.items() for check in checks if not check.holds]
     for task, check in broken:
         known = "was not measured" if math.isnan(check.value) else "does not hold"
@@ -134,18 +139,20 @@ def _words(card: ReportCard, condition: str) -> list[str]:
     ]
     if same := [task for task, one in rows.items() if one.same]:
         parts.append(f"makes no difference on {_listed(same)}, where its runs equal those of {card.first.baseline}")
-    described = len(clear) + len(near) + len(same)
-    seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(rows) - described
+    described = len(declared) + len(clear) + len(near) + len(same)
+    seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(every) - described
     where = "on every task" if not described else f"on {rest} other task{'s' * (rest != 1)}"
     if rest:
         parts.append(f"is inconclusive with {plural(seeds, 'seed')} {where}")
     pooled = [_pooled(card.pooled[condition])] if len(card.tables) > 1 else []
     lines = [*declared, *pooled]
-    lines.append(f"{condition} against {card.first.baseline}: {'; '.join(parts)}.")
+    if parts:
+        lines.append(f"{condition} against {card.first.baseline}: {'; '.join(parts)}.")
     least = max((one.enough for one in rows.values()), default=0)
     if seeds < least:
         lines.append(
-            f"With {plural(seeds, 'seed')} no result can be significant on {len(rows)} tasks; use at least {least}."
+            f"With {plural(seeds, 'seed')} no result can be significant on "
+            f"{plural(len(rows), 'other task' if declared else 'task')}; use at least {least}."
         )
     across = card.across[condition]
     if not math.isnan(across.gain.value):
@@ -161,8 +168,8 @@ def _declared(card: ReportCard, task: str, one: Comparison) -> str:
     difference, seeds = estimate(one.difference, "+.3f", f" {one.metric}"), plural(len(one.seeds), "seed")
     return (
         f"As declared, {one.condition} against {one.against} on {task}: {difference}, p {p_value(one.p)}, {seeds}: "
-        f"{conclusion(one)}. {card.declared}"
-    ).rstrip()
+        f"{conclusion(one)}.{f' {card.declared.sentence}' if card.declared else ''}"
+    )
 
 
 def _pooled(one: Comparison) -> str:
@@ -248,9 +255,52 @@ def _contents(card: ReportCard, commands: Sequence[str]) -> dict[str, Any]:
         "across": Table.of(across),
         "accuracies": _accuracies(card),
         "checks": Table.of([_premise(card, task) for task in card.tables if any(card.checks.values())]),
-        "note": _NOTE.format(alpha=card.alpha, measured=card.first.measured) + card.first.limits,
+        "note": _NOTE.format(tests=_tests(card), measured=card.first.measured, resampled=_resampled(card))
+        + card.first.limits,
         "commands": commands,
     }
+
+
+def _tests(card: ReportCard) -> str:
+    """Return sentences about the tests and families of the card and their levels, with a space at the end.
+
+    Returns "" without a comparison.
+    """
+    methods = [one for one in card.pooled if one not in card.controls]
+    level, families = (
+        f"{100 * card.alpha:g}%",
+        [*_families(card, methods, ""), *_families(card, card.controls, " of controls")],
+    )
+    if len(families) < 2:
+        return f"The probability of a false claim is at most {level} for {families[0]}. " if families else ""
+    numbered = "; ".join(f"({place}) {family}" for place, family in enumerate(families, 1))
+    return (
+        f"There are {len(families)} separate tests or families, each with a probability of a false claim of at most "
+        f"{level}: {numbered}. Together they make a false claim with a probability of at most "
+        f"{100 * min(1.0, len(families) * card.alpha):g}%. "
+    )
+
+
+def _families(card: ReportCard, conditions: Sequence[str], which: str) -> list[str]:
+    """Return descriptions of the tests and families of these conditions, which are the methods or the controls."""
+    found = list[str]()
+    if len(card.tables) > 1 and conditions:
+        count, corrected = len(conditions), ", with Holm's correction" if len(conditions) > 1 else ""
+        what = "comparison" if count == 1 else plural(count, "comparison")
+        found.append(f"the {what}{which} in the mean over tasks{corrected}")
+    by_family = [one.family for (_, label), one in card.comparisons.items() if label in conditions]
+    if "primary" in by_family:
+        found.append("the declared comparison")
+    if rest := by_family.count("tasks"):
+        other = "other " if "primary" in by_family else ""
+        found.append(f"the {plural(rest, f'{other}comparison')}{which} on single tasks, with Holm's correction")
+    return found
+
+
+def _resampled(card: ReportCard) -> str:
+    if card.first.starts > 1:
+        return "whole warm starts resampled, the same in all tasks"
+    return "runs resampled within their tasks"
 
 
 def _version(card: ReportCard) -> str:

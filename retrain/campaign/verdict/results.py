@@ -19,7 +19,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.plan.plan_file import Plan, read_outcome, read_plan
+from retrain.campaign.plan.declaration import Declaration, declaration
+from retrain.campaign.plan.plan_file import read_outcome, read_plan
 from retrain.errors import StorageError
 from retrain.storage.run_files import flatten, read_rows, understood
 from retrain.system.files import staged
@@ -116,8 +117,9 @@ class Results:
         threshold: accuracy for "steps to threshold"; None if the baseline did not improve or did not finish.
         alpha: significance level of each family of comparisons.
         ladder: pairs (condition, against) in which the first extends the second.
-        primary: condition of the declared primary comparison with the baseline; None if none is declared.
-        declared: sentence about the declaration of the primary comparison; "" if none is declared.
+        primary: condition whose comparison with the baseline was declared before any run had started; None without
+            such a declaration.
+        declared: declaration of the primary comparison, also a late one; None if there is none.
         one_start: True if all runs begin from one warm start.
         metric: name of the measured quantity: `accuracy` on held-out problems, or a metric of another program.
     """
@@ -131,7 +133,7 @@ class Results:
     alpha: float = 0.05
     ladder: tuple[tuple[str, str], ...] = ()
     primary: str | None = None
-    declared: str = ""
+    declared: Declaration | None = None
     one_start: bool = False
     metric: str = "accuracy"
 
@@ -202,24 +204,12 @@ def read_campaign(directory: Path, task: str = "") -> Results:
     ]
     if plan.tasks and not task:
         return table(name, cells, alpha=plan.alpha)
-    facts = plan.model_dump(include={"baseline", "threshold", "alpha", "ladder", "primary"})
-    found = table(f"{name}: {task}" if task else name, cells, declared=declaration(plan), **facts)
+    facts = plan.model_dump(include={"baseline", "threshold", "alpha", "ladder"})
+    declared = declaration(plan)
+    facts |= {"declared": declared, "primary": plan.primary if declared and not declared.late else None}
+    found = table(f"{name}: {task}" if task else name, cells, **facts)
     warmed = bool(configuration(found).get("warmup", {}).get("steps"))
     return replace(found, one_start=warmed and found.starts == 1)
-
-
-def declaration(plan: Plan) -> str:
-    """Return a sentence about the declaration of a campaign's primary comparison; "" if none is declared."""
-    if plan.declared is None:
-        return ""
-    after, condition = plan.declared["after"], f"{plan.primary}{f' on {plan.claim}' if plan.claim else ''}"
-    when = (
-        "before any run had ended" if not after else f"after {after} runs had ended, so it was not declared in advance"
-    )
-    return (
-        f"The primary comparison, {condition} against the baseline, was declared at {plan.declared['at']}, {when} "
-        f"(sha256 of the file: {plan.declared['sha256'][:12]})."
-    )
 
 
 def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:

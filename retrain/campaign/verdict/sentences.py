@@ -89,10 +89,12 @@ def conclusion(one: Comparison) -> str:
 
 
 def text(analysis: Analysis) -> str:
-    """Format the verdict for a terminal: headline, sentences, and every run without a result."""
+    """Format the verdict for a terminal: headline, sentences, the declaration, and every run without a result."""
     lines = [headline(analysis), *(f"  {sentence(one)}" for one in analysis.primary)]
     if analysis.secondary:
         lines += [BASELINE, *(f"  {sentence(one)}" for one in analysis.secondary)]
+    if analysis.results.declared:
+        lines.append(analysis.results.declared.sentence)
     return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in analysis.results.lost)])
 
 
@@ -118,12 +120,16 @@ def note(analysis: Analysis) -> str:
         "Holm's correction treats the ladder and the comparisons with the baseline as two families"
         if analysis.secondary
         else "Holm's correction covers all comparisons"
-    ) + ", except the declared one, which is tested alone" * bool(analysis.declared)
-    declared = analysis.results.declared and f" {analysis.results.declared}"
+    )
+    level = f"{100 * analysis.results.alpha:g}%"
+    if analysis.declared:
+        family += f", except the declared one, which is a separate test at {level}"
+    each = " in each family" if analysis.secondary else ""
+    declared = f" {analysis.results.declared.sentence}" if analysis.results.declared else ""
     reach = "" if threshold is None else f" The threshold is {analysis.results.measured} {threshold:.3f}."
     return (
         "Differences are paired by seed. p is the p-value of the two-sided sign-flip permutation test "
-        f"({how}). {family}: the family-wise error rate is at most {analysis.results.alpha:.0%}. "
+        f"({how}). {family}. The family-wise error rate is at most {level}{each}. "
         "95% CIs of differences are paired t intervals, uncorrected; those of conditions are bootstrap intervals over "
         "runs. Recommended numbers of seeds give a power of 80% at the observed effect size."
         f"{reach}{declared}{analysis.results.limits}"
@@ -260,6 +266,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "baseline": results.baseline,
         "seeds": results.seeds,
         "threshold": results.threshold,
+        "declaration": results.declared and results.declared.facts(),
         "headline": headline(analysis),
         "conditions": analysis.summaries,
         "comparisons": [

@@ -11,18 +11,17 @@ runs/NAME/
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import tomli
 
-from retrain.campaign.plan.load_campaign import LoadedCampaign, tracker_tables
-from retrain.campaign.plan.plan_file import PLAN, Declared, Job, jobs, plan_of, read_outcome, read_plan
+from retrain.campaign.plan.declaration import declare
+from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
+from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_outcome, read_plan
 from retrain.config.document import show
 from retrain.config.presets import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
@@ -31,8 +30,6 @@ from retrain.system.files import remove, write_text, writing
 from retrain.system.lock import Lock, exclusive
 
 _LOCK = "lock"
-_FREE = ("logging", "checkpoint")
-"""Tables that may change after a run was started, because they do not change its result."""
 _DELETED: Mapping[str, Sequence[str]] = {
     "all": (),
     "model": ("checkpoints",),
@@ -145,24 +142,7 @@ def _write(path: Path, loaded: LoadedCampaign) -> None:
         if not (run / "config.resolved.json").exists():
             write_text(run / "config.toml", loaded.cell_toml(condition, seed))
     write_text(path / "campaign.toml", loaded.text)
-    write_text(path / PLAN, json.dumps(plan_of(loaded, _declared(path, loaded)), indent=2) + "\n")
-
-
-def _declared(path: Path, loaded: LoadedCampaign) -> Declared | None:
-    """Return the declaration of the campaign's primary comparison; None if none is declared.
-
-    If an existing plan declares the same comparison, that declaration is kept with its earlier date.
-    """
-    comparison = (loaded.settings.primary, loaded.settings.claim)
-    if comparison == (None, None):
-        return None
-    if (path / PLAN).exists():
-        before = read_plan(path)
-        if (before.primary, before.claim) == comparison and before.declared:
-            return before.declared
-    ended = sum(1 for job in jobs(loaded) if (path / job.path / "outcome.json").exists())
-    digest = hashlib.sha256(loaded.text.encode()).hexdigest()
-    return Declared(at=datetime.now(UTC).isoformat(timespec="seconds"), after=ended, sha256=digest)
+    write_text(path / PLAN, json.dumps(plan_of(loaded, declare(path, loaded)), indent=2) + "\n")
 
 
 def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
@@ -171,7 +151,7 @@ def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
         return []
     with understood(run / "config.toml"):
         old, new = (
-            {path: value for path, value in leaves(data) if path[0] not in (*_FREE, *tracker_tables())}
+            {path: value for path, value in leaves(data) if path[0] not in free_tables()}
             for data in (tomli.loads((run / "config.toml").read_text(encoding="utf-8")), config)
         )
     fix = "change it back, choose another [campaign] name, or start over with --fresh, which deletes all runs"

@@ -1,6 +1,5 @@
 """From a campaign's file to its runs: conditions, labels, grids, and every mistake at its line."""
 
-import hashlib
 import json
 import shlex
 import subprocess
@@ -571,31 +570,6 @@ seed = 10
     assert problems(text.format(5, 100)) == [
         "3:1 [campaign] warm_starts: fewer seeds than warm starts; use at most 4, one for each seed"
     ]
-
-
-def test_a_declaration_keeps_its_time_until_it_changes(campaign, tmp_path):
-    text = f"""
-        [campaign]
-        seeds = 1
-        primary = "maxrl"
-        conditions = [{{advantage_mode = "grpo"}}, {{advantage_mode = "maxrl"}}, {{advantage_mode = "grpo_std"}}]
-        [logging]
-        dir = "{tmp_path}/runs"
-        """
-    directory = create(campaign(text))
-    first = read_plan(directory.path).declared
-    assert first
-    assert first["after"] == 0
-    assert first["sha256"] == hashlib.sha256((directory.path / "campaign.toml").read_bytes()).hexdigest()
-    plan = json.loads((directory.path / "plan.json").read_text())
-    plan["declared"]["at"] = "2026-01-01T00:00:00+00:00"
-    (directory.path / "plan.json").write_text(json.dumps(plan))
-    assert read_plan(create(campaign(text)).path).declared == {**first, "at": "2026-01-01T00:00:00+00:00"}
-    directory.finish(directory.jobs[0], {"status": "done"})
-    late = read_plan(create(campaign(text.replace('primary = "maxrl"', 'primary = "grpo_std"'))).path).declared
-    assert late
-    assert (late["after"], late["at"] > "2026-01-01") == (1, True)
-    assert "after 1 runs had ended, so it was not declared in advance" in read_campaign(directory.path).declared
 
 
 def test_every_condition_is_run_on_every_task_with_its_settings(campaign, tmp_path):

@@ -148,11 +148,13 @@ def test_a_declared_comparison_is_tested_alone():
     assert [one.condition for one in found.baseline] == ["b0", "b1", "b2", "b3", "b5", "b6", "b7", "b8"]
     assert {(one.size, one.significant) for one in found.baseline} == {(8, False)}
     assert sentence(found.primary[0]).endswith("p = .031 (tested alone, as declared), 6 seeds: better.")
-    assert "comparisons, except the declared one, which is tested alone: the family-wise" in note(found)
+    said = "Holm's correction covers all comparisons, except the declared one, which is a separate test at 5%."
+    assert f"{said} The family-wise error rate is at most 5%. " in note(found)
     assert headline(found).startswith("All 60 runs finished. 1 of 9 conditions differs significantly")
     with_ladder = analyze(simulated(values, ladder=(("b1", "b0"), ("b4", "a")), primary="b4"))
     assert [(one.condition, one.against) for one in with_ladder.primary] == [("b4", "a"), ("b1", "b0")]
     assert "b4" not in [one.condition for one in with_ladder.secondary]
+    assert "The family-wise error rate is at most 5% in each family. " in note(with_ladder)
     assert [one["family"] for one in as_json(found)["comparisons"]] == ["primary"] + ["baseline"] * 8
     forests = _forests(found, [[]] * len(found.every))["forests"]
     assert [(title, len(rows)) for title, rows in forests] == [

@@ -5,6 +5,8 @@ import math
 import random
 import re
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
@@ -12,9 +14,10 @@ import pytest
 
 from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict import card_page, statistics
-from retrain.campaign.verdict.across_tasks import gain, report_card
+from retrain.campaign.verdict.across_tasks import card_of, gain, report_card
 from retrain.campaign.verdict.analysis import accuracy, differences
-from retrain.campaign.verdict.results import read_campaign
+from retrain.campaign.verdict.results import Cell, read_campaign, table
+from retrain.functional.seeds import derive_seed
 from tests.campaign.tables import write_cell
 from tests.report.test_run_page import checked
 
@@ -108,7 +111,7 @@ def test_one_family_over_all_tasks_and_numbers_that_are_those_of_the_tables(dire
 def test_a_declared_claim_is_tested_alone_and_with_its_time(directory, tmp_path):
     shutil.copytree(directory, tmp_path / "claim")
     plan = json.loads((tmp_path / "claim" / "plan.json").read_text())
-    declared = {"at": "2026-11-25T02:00:00+00:00", "after": 0, "sha256": "ab" * 32}
+    declared = {"at": "2026-11-25T02:00:00+00:00", "after": 0, "runs": 54, "sha256": "ab" * 32}
     more = {"primary": "new", "claim": "rare", "declared": declared}
     (tmp_path / "claim" / "plan.json").write_text(json.dumps(plan | more))
     card = report_card(tmp_path / "claim")
@@ -120,8 +123,85 @@ def test_a_declared_claim_is_tested_alone_and_with_its_time(directory, tmp_path)
     assert card.comparisons["rare", "new"].holm == card.comparisons["rare", "new"].p
     first = card_page.words(card)[0]
     assert first.startswith("As declared, new against grpo on rare: +0.0")
-    assert "better. The primary comparison, new on rare against the baseline, was declared at 2026-11-25T02" in first
-    assert "before any run had ended" in first
+    assert "better. The primary comparison, new against grpo on rare, was declared at 2026-11-25T02" in first
+    assert "before any run had started" in first
+    facts = card_page.as_json(card)
+    assert facts["declaration"]["late"] is False
+    assert facts["tests"] == (
+        "There are 3 separate tests or families, each with a probability of a false claim of at most 5%: (1) the "
+        "comparison in the mean over tasks; (2) the declared comparison; (3) the 2 other comparisons on single tasks, "
+        "with Holm's correction. Together they make a false claim with a probability of at most 15%."
+    )
+    assert facts["tests"] in card_page.write(tmp_path / "claim")[1][1].read_text(encoding="utf-8")
+
+
+def some_tables(effects, conditions=("grpo", "m")):
+    """Results of seven seeds on each task; every condition but the first adds the task's effect."""
+    rng, found = random.Random(0), {}
+    for task, effect in effects.items():
+        runs = [
+            (one, seed, 0.5 + effect * (one != "grpo") + rng.gauss(0, 0.01)) for one in conditions for seed in range(7)
+        ]
+        cells = [Cell(one, seed, Path("none"), "done", curve=((0, 0.3), (60, final))) for one, seed, final in runs]
+        found[task] = table(task, cells)
+    return found
+
+
+def test_a_claim_is_not_among_the_other_tasks():
+    card = card_of("x", some_tables({"a": 0.03, "b": 0.0, "c": 0.0}), {}, ("a", "m"))
+    first, _, other, *_ = card_page.words(card)
+    assert first.startswith("As declared, m against grpo on a: +0.0")
+    assert first.endswith("7 seeds: better.")
+    assert other == "m against grpo: is inconclusive with 7 seeds on 2 other tasks."
+    few = {task: replace(found, seeds=(0, 1, 2)) for task, found in some_tables({"a": 0.0, "b": 0.0}).items()}
+    words = card_page.words(card_of("x", few, {}, ("a", "m")))
+    assert "m against grpo: is inconclusive with 3 seeds on 1 other task." in words
+    assert "With 3 seeds no result can be significant on 1 other task; use at least 6." in words
+
+
+def test_a_claim_on_the_only_task_needs_no_further_sentence():
+    card = card_of("x", some_tables({"a": 0.03}), {}, ("a", "m"))
+    first, overall = card_page.words(card)
+    assert first.startswith("As declared, m against grpo on a: ")
+    assert overall.startswith("Interquartile mean: ")
+    facts = card_page.as_json(card)
+    assert facts["tests"] == "The probability of a false claim is at most 5% for the declared comparison."
+    assert facts["pooled"] == []
+
+
+def test_the_json_of_a_card_has_the_test_over_all_tasks():
+    card = card_of("x", some_tables({"a": 0.03, "b": 0.02}, ("grpo", "m", "n")), {})
+    facts = card_page.as_json(card)
+    assert facts["declaration"] is None
+    assert [(one["condition"], one["family"], one["size"], one["significant"]) for one in facts["pooled"]] == [
+        ("m", "pooled", 2, True),
+        ("n", "pooled", 2, True),
+    ]
+    assert facts["pooled"][0]["verdict"] == "better"
+    assert "(1) the 2 comparisons in the mean over tasks, with Holm's correction;" in facts["tests"]
+    assert "(2) the 4 comparisons on single tasks, with Holm's correction." in facts["tests"]
+    assert facts["tests"].endswith("of at most 10%.")
+
+
+def test_a_late_claim_is_one_of_the_family_and_said_to_be_late(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "late")
+    plan = json.loads((tmp_path / "late" / "plan.json").read_text())
+    declared = {"at": "2026-11-25T02:00:00+00:00", "after": 18, "runs": 54, "sha256": "ab" * 32}
+    more = {"primary": "new", "claim": "rare", "declared": declared | {"changed": ['claim "decoy" -> "rare"']}}
+    (tmp_path / "late" / "plan.json").write_text(json.dumps(plan | more))
+    card = report_card(tmp_path / "late")
+    assert {(one.family, one.size) for one in card.comparisons.values()} == {("tasks", 3)}
+    text, files = card_page.write(tmp_path / "late")
+    first = text.splitlines()[0]
+    assert first == (
+        "The primary comparison, new against grpo on rare, was declared late, at 2026-11-25T02:00:00+00:00, after 18 "
+        "of 54 runs had started (sha256 of the file: abababababab). It is therefore corrected like the other "
+        'comparisons. Changed since runs had started: claim "decoy" -> "rare".'
+    )
+    assert "As declared" not in text
+    assert first in checked(files[0].read_text(encoding="utf-8"))
+    facts = card_page.as_json(card)["declaration"]
+    assert (facts["late"], facts["started"], facts["runs"], facts["sentence"]) == (True, 18, 54, first)
 
 
 def test_the_mean_over_tasks_needs_every_task_of_a_seed(tmp_path):
@@ -201,6 +281,60 @@ def test_the_mean_over_tasks_errs_as_often_as_it_says_and_tells_more(tasks, seed
     any_task = np.mean([min(statistics.holm(row)) <= 0.05 for row in some.tolist()])
     together = float((statistics.sign_flip(pooled[:400] + 0.014) <= 0.05).mean())
     assert together > any_task + 0.2
+
+
+@pytest.mark.parametrize(("starts", "seeds"), [(9, 9), (9, 18), (6, 12)])
+@pytest.mark.parametrize("common", [True, False])
+def test_intervals_over_tasks_cover_warm_starts(starts, seeds, common):
+    """The gain of a method varies over warm starts (sd .03), in the same way on all tasks or in its own on each."""
+    rng, tables, covered = np.random.default_rng(starts * seeds), 150, np.zeros(3)
+    start = np.arange(seeds) % starts
+    for index in range(tables):
+        effects = np.tile(rng.normal(size=starts), (4, 1)) if common else rng.normal(size=(4, starts))
+        strata = 0.5 + rng.normal(size=(4, seeds, 2)) * 0.01
+        strata[..., 0] += 0.03 * effects[:, start]
+        for which, (statistic, true) in enumerate(((gain, 0.0), (statistics.wins, 0.5))):
+            _, low, high = statistics.stratified_by_start([*strata], [start] * 4, statistic, index, 200)
+            covered[which] += low <= true <= high
+        _, low, high = statistics.stratified([*strata], gain, index, 200, used=0.5)
+        covered[2] += low <= 0 <= high
+    assert (covered[:2] / tables >= 0.9).all()
+    if common:
+        assert covered[2] / tables < 0.85, "drawing single runs would miss the starts"
+
+
+def test_whole_starts_are_drawn_and_a_task_without_runs_of_them_is_left_out():
+    calls = []
+
+    def first(strata):
+        calls.append([stratum.shape for stratum in strata])
+        return strata[0].mean((-1, -2))
+
+    strata, starts = [[[1.0], [2.0], [6.0]], [[0.0]]], [[0, 0, 1], [0]]
+    value, low, high = statistics.stratified_by_start(strata, starts, first, 0, 1000)
+    wider = math.sqrt(2) * 12.706 / 1.96
+    assert value == 3
+    assert (low, high) == pytest.approx((3 - wider * 1.5, 3 + wider * 3), rel=1e-3)
+    assert sum(shapes[0][0] for shapes in calls[1:]) == 1000
+    assert sorted([shape[1] for shape in shapes] for shapes in calls[1:]) == [[2], [3, 1], [4, 2]]
+    one = statistics.stratified_by_start([[[1.0], [3.0]]], [[4, 4]], first, 0)
+    assert one[0] == 2
+    assert all(map(math.isnan, one[1:]))
+
+
+def test_the_card_draws_warm_starts_where_there_are_several(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "starts")
+    plan = json.loads((tmp_path / "starts" / "plan.json").read_text())
+    (tmp_path / "starts" / "plan.json").write_text(json.dumps(plan | {"warm_starts": 3}))
+    card, single = report_card(tmp_path / "starts"), report_card(directory)
+    found = card.across["new"]
+    rows = [[[a.accuracy, b.accuracy] for a, b in table.pairs("new", "grpo")] for table in card.tables.values()]
+    expected = statistics.stratified_by_start(rows, [[0, 1, 2] * 3] * 3, gain, derive_seed(0, "gain", "new", "grpo"))
+    assert (found.gain.value, found.gain.low, found.gain.high) == pytest.approx(expected)
+    assert found.gain != single.across["new"].gain
+    assert (found.profile[0] == single.across["new"].profile[0]).all()
+    assert "whole warm starts" in card_page.latex(card)
+    assert "whole warm starts" not in card_page.latex(single)
 
 
 def test_stratified_worked_by_hand():

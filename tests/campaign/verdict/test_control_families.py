@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from retrain.campaign.verdict import card_page
 from retrain.campaign.verdict.across_tasks import card_of
 from retrain.campaign.verdict.results import read_campaign
 from tests.campaign.verdict.test_card_page import TASKS, write_tasks
@@ -32,3 +33,6 @@ def test_controls_take_no_power_from_the_other_conditions(controls, sizes, tmp_p
     assert list(card.pooled) == ["new", "other"]
     assert {one.size for one in card.comparisons.values()} == sizes
     assert {one.size for one in card.pooled.values()} == {1 if controls else 2}
+    note = card_page._contents(card, ())["note"]
+    assert ("the 3 comparisons of controls on single tasks" in note) is bool(controls)
+    assert ("There are 4 separate tests or families" in note) is bool(controls)
