@@ -72,7 +72,7 @@ def conclusion(one: Comparison) -> str:
     if one.significant:
         return "better" if one.difference.value > 0 else "worse"
     if not one.seeds:
-        return "inconclusive; no seed finished in both"
+        return "inconclusive; no seed has a result in both"
     if one.same:
         return "no difference; the runs of both conditions are identical"
     if one.untested:
