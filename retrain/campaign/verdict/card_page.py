@@ -108,13 +108,14 @@ def as_json(card: ReportCard) -> dict[str, Any]:
 
 
 def words(card: ReportCard) -> list[str]:
-    """Return sentences: where each condition helps or harms, doubtful premises, and runs without a result."""
+    """Return sentences on where each condition helps or harms, premises, steps compared, and runs without a result."""
     others = [one for one in card.first.conditions if one != card.first.baseline]
     lines = list(dict.fromkeys(line for one in others for line in _words(card, one)))
     broken = [(task, check) for task, checks in card.checks.items() for check in checks if not check.holds]
     for task, check in broken:
         known = "was not measured" if math.isnan(check.value) else "does not hold"
         lines.append(f"The premise of {task} {known}: {_check(check)}.")
+    lines += [f"{task}: {table.steps_note}" for task, table in card.tables.items() if table.steps_note]
     lines += [f"No result: {task}, {lost_cell(cell)}." for task, cell in card.lost[:_NAMED]]
     more = len(card.lost) - _NAMED
     return [*lines, f"{plural(more, 'more run')} without a result."] if more > 0 else lines

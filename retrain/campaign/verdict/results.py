@@ -120,6 +120,8 @@ class Results:
         declared: sentence about the declaration of the primary comparison; "" if none is declared.
         one_start: True if all runs begin from one warm start.
         metric: name of the measured quantity: `accuracy` on held-out problems, or a metric of another program.
+        with_result: verb for runs with a result: "finished", or "have a result" if their planned length is unknown.
+        steps_note: sentences about the step at which runs of different lengths are compared; "" for equal lengths.
     """
 
     name: str
@@ -134,6 +136,8 @@ class Results:
     declared: str = ""
     one_start: bool = False
     metric: str = "accuracy"
+    with_result: str = "finished"
+    steps_note: str = ""
 
     @property
     def measured(self) -> str:
