@@ -82,7 +82,7 @@ def _runs(rows: Sequence[ResultRow], metric: str) -> dict[RunKey, list[ResultRow
         first = next(iter(run.values()), row)
         name = f"{row.method}, seed {row.seed}"
         if first.origin != row.origin:
-            fix = "leave out one of them, or rename it"
+            fix = "give one of them (of checkpoints, the newest), or rename one"
             raise DataError(f"{first.origin} and {row.origin} both have the results of {name}; {fix}")
         if (first.step is None) != (row.step is None):
             raise DataError(f"{row.place}: only some rows of {name} have a step; add it to every row")
@@ -139,10 +139,10 @@ def at_common_step(cells: Sequence[Cell], unknown: Collection[tuple[str, int]] =
         return [*cells], note
     end = _common_step(stepped)
     cut = {id(cell): _cut(cell, end) for cell in stepped}
-    if stale := [cell for cell in stepped if not cut[id(cell)].curve or 2 * _end(cut[id(cell)]) < end]:
+    if stale := [cell for cell in stepped if not cut[id(cell)].curve or _end(cut[id(cell)]) < _half(end)]:
         short = min(stepped, key=_end)
         steps = [step for step, _ in stale[0].curve]
-        where = f"{end / 2:g} and {end}, the last step of {_listed([short], stepped)}"
+        where = f"{_half(end):g} and {end}, the last step of {_listed([short], stepped)}"
         fix = "compare runs that were measured at the same steps, or remove the column step to compare last values"
         problem = f"{_run(stale[0])} was measured at {_few(steps)}, but not between {where}"
         raise DataError(f"{stale[0].path}: {problem}; {fix}")
@@ -153,8 +153,13 @@ def at_common_step(cells: Sequence[Cell], unknown: Collection[tuple[str, int]] =
 def _common_step(cells: Sequence[Cell]) -> int:
     shortest = min(map(_end, cells))
     shared = set.intersection(*({step for step, _ in cell.curve} for cell in cells))
-    last = max(shared, default=-1)
-    return last if 2 * last >= shortest else shortest
+    last = max(shared, default=shortest)
+    return last if last >= _half(shortest) else shortest
+
+
+def _half(end: int) -> float:
+    """Return the start of the second half of the steps before `end`; some trainers evaluate first at step -1."""
+    return min(end, end / 2)
 
 
 def _end(cell: Cell) -> int:

@@ -37,7 +37,9 @@ _NOT_FINITE = re.compile(r"[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 _ALMOST = re.compile(r"[-+]?[0-9]*(?:[.,]?[0-9]+)(?:,[0-9]+)*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)? ?%?")
 """Number, possibly with a percent sign, a decimal comma or separators of thousands, which are errors."""
 _LIMIT = 1e15
-"""Largest magnitude of a value. Squares of larger ones overflow, and their decimals are rounding errors."""
+"""Largest magnitude of a value. Larger ones have rounding errors above 0.1, and sums of their squares overflow."""
+_ZERO = 1e-100
+"""Magnitudes below count as 0, because their squares underflow."""
 
 
 class ResultRow(NamedTuple):
@@ -97,7 +99,7 @@ def measured(row: ResultRow, metric: str) -> float | None:
     if not _NOT_FINITE.fullmatch(text) and abs(number) > _LIMIT:
         fix = "fix the value, or give the metric in a larger unit"
         raise DataError(f"{row.place}: {metric} is {text[:50]}, larger in magnitude than {_LIMIT:.0e}; {fix}")
-    return number
+    return number if not abs(number) < _ZERO else 0.0
 
 
 def only_metric(rows: Sequence[ResultRow]) -> str:
@@ -295,7 +297,8 @@ def _key(row: Mapping[str, Any], names: Sequence[str]) -> str:
 def _text(row: Mapping[str, Any], field: str, place: str) -> str:
     """Return the text of a field without surrounding spaces; DataError if it is blank or not a text."""
     value = row[field]
-    if isinstance(value, (dict, list)) or not (text := str("" if value is None else value).strip()):
+    text = str(value).strip() if isinstance(value, (str, int, float)) and value == value else ""  # NaN != NaN
+    if not text:
         raise DataError(f"{place}: {field} is blank or not a text; write the name of the {field}")
     return text
 

@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 from retrain.errors import DataError
 
-_SUFFIX = re.compile(r"\.(?:jsonl|ndjson|json|csv|tsv|txt|log|gz|metrics|eval|results)$", re.IGNORECASE)
+_SUFFIX = re.compile(r"\.(?:jsonl|ndjson|json|csv|tsv|txt|log|gz|metrics|eval|results|train|val|test)$", re.IGNORECASE)
 """A suffix of a log's name. Other dots belong to the name, as in `qwen2.5-s0`."""
 _TIMESTAMP = r"(?:\d{4}-\d\d-\d\d|20\d\d[01]\d[0-3]\d)(?:[-_T .]+\d\d[-:_.]?\d\d(?:[-:_.]?\d\d)?)?"
 _POSITION = r"(?:checkpoint|ckpt|(?:global[-_]?)?step|iter|iteration|epoch)[-_=]?\d+"
-_ENDING = re.compile(rf"(?:^|[-_. ]+)(?:{_TIMESTAMP}|{_POSITION})$", re.IGNORECASE | re.ASCII)
-"""End of a name that is a date or a position in training, and therefore not a seed."""
+_PART = r"metrics|evals?|results|logs?|train|history|best|last|latest|final"
+_ENDING = re.compile(rf"(?:^|[-_. ]+)(?:{_TIMESTAMP}|{_POSITION}|{_PART})$", re.IGNORECASE | re.ASCII)
+"""End of a name after its seed: a date, a position in training, or a part of the run."""
+_DATED = re.compile(rf"[-_. ]+{_TIMESTAMP}$", re.IGNORECASE | re.ASCII)
 _NOT_A_RUN = re.compile(
     r"(?:(?:global[-_]?)?steps?|checkpoints?|ckpts?|iter|iterations?|epochs?|versions?|ranks?|workers?|attempts?"
     r"|logs?|lightning_logs|metrics?|outputs?|out|results?|evals?|evaluations?|train|training|trainer_state|history"
@@ -23,7 +25,7 @@ _NOT_A_RUN = re.compile(
     r"|\d\d-\d\d-\d\d",
     re.IGNORECASE | re.ASCII,
 )
-"""Name of a file or folder that holds a part of a run, such as `checkpoint-500` or `logs`."""
+"""Name of a file or folder that contains a part of a run, such as `checkpoint-500` or `logs`."""
 _EXPLICIT = re.compile(
     r"(?:(?P<method>.*)[-_. /,(\[])?(?:seed|s)[-_=. ]?(?P<seed>[0-9]+)[)\]]?", re.IGNORECASE | re.DOTALL
 )
@@ -46,8 +48,7 @@ def run_of_name(name: str, place: str) -> RunName:
     Raises:
         DataError: the name does not end with a method and a seed; the message begins with `place`.
     """
-    ending = _without_ending(name)
-    found = _explicit(ending) or _numbered(ending)
+    found = _explicit(name) or _numbered(name)
     if not found or not found.method:
         raise _unnamed(name, place)
     return found
@@ -81,13 +82,13 @@ def _names(file: Path) -> list[str]:
     while (shorter := _SUFFIX.sub("", stem)) != stem:
         stem = shorter
     path = file.resolve() if ".." in file.parts else file.absolute()  # a link keeps the name that the user wrote
-    stem = _without_ending(stem)
     first = [stem] if _explicit(stem) or _numbered(stem) else []
-    folders = [_without_ending(folder.name) for folder in path.parents]
-    return [name for name in (*first, *folders) if name and not _NOT_A_RUN.fullmatch(name)]
+    names = (*first, *(folder.name for folder in path.parents))
+    return [name for name in names if (core := _without_ending(name)) and not _NOT_A_RUN.fullmatch(core)]
 
 
 def _without_ending(name: str) -> str:
+    """Return a name without dates, positions in training and parts of a run at its end."""
     name = name.strip()
     while (shorter := _ENDING.sub("", name)) != name:
         name = shorter
@@ -100,14 +101,15 @@ def _with_method(found: RunName, above: Sequence[str], file: Path) -> RunName:
         return found
     if not above:
         raise _unnamed(str(found.seed), str(file))
-    return found._replace(method=above[0])
+    return found._replace(method=_DATED.sub("", above[0]))
 
 
 def _explicit(name: str) -> RunName | None:
-    return _run_name(_EXPLICIT.fullmatch(name))
+    return _run_name(_EXPLICIT.fullmatch(_without_ending(name)))
 
 
 def _numbered(name: str) -> RunName | None:
+    name = _without_ending(name)
     return None if _INNER_SEED.search(name) else _run_name(_NUMBERED.fullmatch(name))
 
 

@@ -154,7 +154,8 @@ def test_runs_of_different_lengths_are_compared_at_a_common_step(tmp_path):
     found = compare([steps_table(tmp_path, rows)])
     note = (
         "Runs differ in length and are compared at step 10. Shortest: dapo seed 3 to step 10. Longer, with later "
-        "values that are not used: grpo to step 100, 5 runs of dapo to step 60. Without dapo seed 3 it would be step 60."
+        "values that are not used: grpo to step 100, 5 runs of dapo to step 60. "
+        "Without dapo seed 3 it would be step 60."
     )
     assert "All 12 runs have a result." in found.text
     assert "finished" not in found.text
@@ -284,6 +285,19 @@ def test_two_files_of_one_run_are_refused(tmp_path):
         read_result_files([chart])
 
 
+def test_tiny_values_count_as_zero(tmp_path):
+    file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,5e-324\nb,0,-1e-300\n")
+    found = compare([file])
+    assert found.facts["comparisons"][0]["difference"]["value"] == 0
+    assert "<svg" in found.page()
+
+
+def test_a_run_that_ends_before_the_first_step_is_compared_there(tmp_path):
+    rows = [*curves("grpo", 0, (-1, 10)), *curves("dapo", 0, (-1,))]
+    found = read_result_files([steps_table(tmp_path, rows)])
+    assert "compared at step -1. Shortest: dapo seed 0 to step -1." in found.notes[""]
+
+
 def test_names_are_stripped(tmp_path):
     file = write(tmp_path / "t.csv", "task, method ,seed,accuracy\n m ,grpo , 0 ,0.5\nm, grpo,1,0.5\n")
     found = read_result_files([file])
@@ -340,6 +354,7 @@ def test_a_chart_may_have_another_axis(tmp_path, axis):
         ("t.csv", "method,seed,x\n ,0,1\n", r"t.csv:2: method is blank or not a text; write the name of the method"),
         ("t.csv", "task,method,seed,x\n,a,0,1\n", r"t.csv:2: task is blank"),
         ("t.jsonl", '{"method": null, "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank"),
+        ("t.jsonl", '{"method": NaN, "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank"),
         ("t.jsonl", '{"method": ["a"], "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank or not a text"),
         ("w.csv", "epoch,a-s0 - acc\n0.5,1\n", r"w.csv:2: epoch is .* not an integer; export the chart with Step"),
     ],
