@@ -235,7 +235,8 @@ def compared(results: Results, pair: tuple[str, str], family: str, size: int) ->
     planned = {cell.seed for label in pair for cell in results.of(label)}
     paired = differences(pairs, accuracy)
     own, other = (_values([cells[side] for cells in pairs], accuracy) for side in (0, 1))
-    scale = max(map(abs, (*own, *other)), default=0.0)
+    # Integers are stored exactly, so that their differences have no rounding that would need a tolerance.
+    scale = max((abs(value) for value in (*own, *other) if not float(value).is_integer()), default=0.0)
     return Comparison(
         condition=condition,
         against=against,

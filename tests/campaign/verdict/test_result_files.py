@@ -285,6 +285,16 @@ def test_two_files_of_one_run_are_refused(tmp_path):
         read_result_files([chart])
 
 
+@pytest.mark.parametrize("level", ["1000", "1000000000000"])
+def test_ties_of_large_values_are_found(tmp_path, level):
+    """Four differences of 0.1 and two of -0.1 have as extreme a sum in 2 (15 + 6 + 1) of 64 sign patterns."""
+    rows = [f"a,{seed},{level}0.{1 if seed < 4 else 2}\nb,{seed},{level}0.{2 if seed < 4 else 1}" for seed in SEEDS]
+    decimals = write(tmp_path / "t.csv", "\n".join(["method,seed,score", *rows]))
+    integers = write(tmp_path / "i.csv", "\n".join(["method,seed,score", *(row.replace(".", "") for row in rows)]))
+    for file in (decimals, integers):
+        assert compare([file]).facts["comparisons"][0]["p"] == 44 / 64
+
+
 def test_tiny_values_count_as_zero(tmp_path):
     file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,5e-324\nb,0,-1e-300\n")
     found = compare([file])
