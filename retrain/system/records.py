@@ -130,9 +130,12 @@ def _reason(error: ErrorDetails, row: Any) -> str:
     return f"{where}expected {expected}, got {type(error['input']).__name__}"
 
 
-def jsonl_rows(path: str | Path) -> Rows:
+def jsonl_rows(path: str | Path, finite: bool = True) -> Rows:
     """Parse every line of a JSON Lines file, which may be compressed (.gz), and skip blank lines.
 
+    Args:
+        path: the file.
+        finite: reject lines with NaN, Infinity, or numbers that are too large for a float.
     Raises:
         DataError: the file cannot be read.
     """
@@ -148,15 +151,15 @@ def jsonl_rows(path: str | Path) -> Rows:
                 if not complete:
                     yield f"{path}:{number}", BadRow(f"the line is longer than {_MAX_LINE:,} bytes")
                 elif line.strip():
-                    yield f"{path}:{number}", _parsed(line, number)
+                    yield f"{path}:{number}", _parsed(line, number, finite)
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
 
 
-def _parsed(line: bytes, number: int) -> Any:
+def _parsed(line: bytes, number: int, finite: bool) -> Any:
     """Return the parsed value of a line, or a BadRow. Only the first line may begin with a byte order mark."""
     try:
-        row = parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, finite=True)
+        row = parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, finite=finite)
         # The slower parser that finds duplicate fields runs only if there are more separators than fields.
         if not isinstance(row, dict) or len(_FIELD_SEPARATOR.findall(line)) > len(cast(dict[str, Any], row)):
             json.loads(line.decode("utf-8-sig"), object_pairs_hook=_check_unique)

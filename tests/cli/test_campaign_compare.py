@@ -37,6 +37,13 @@ def test_compare_of_no_run_says_so(cli, tmp_path):
     assert "contains no run" in result.stderr
 
 
+def test_compare_of_files_without_a_result_is_an_error(cli, tmp_path):
+    (tmp_path / "t.csv").write_text("method,seed,accuracy\na,0,\nb,0,nan\n")
+    result = cli("compare", str(tmp_path / "t.csv"))
+    assert result.exit_code == 3
+    assert "no run has a result" in result.stderr
+
+
 def test_report_of_a_campaign_prints_the_verdict_and_the_files(campaign, cli):
     result = cli("report", str(campaign))
     assert result.exit_code == 0

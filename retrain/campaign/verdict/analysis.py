@@ -235,6 +235,8 @@ def compared(results: Results, pair: tuple[str, str], family: str, size: int) ->
     planned = {cell.seed for label in pair for cell in results.of(label)}
     paired = differences(pairs, accuracy)
     own, other = (_values([cells[side] for cells in pairs], accuracy) for side in (0, 1))
+    # Integers are stored exactly, so that their differences have no rounding that would need a tolerance.
+    scale = max((abs(value) for value in (*own, *other) if not float(value).is_integer()), default=0.0)
     return Comparison(
         condition=condition,
         against=against,
@@ -246,10 +248,10 @@ def compared(results: Results, pair: tuple[str, str], family: str, size: int) ->
         starts=len({cell.start for cell, _ in pairs}),
         left_out=tuple(sorted(planned - set(seeds))),
         difference=mean_estimate(paired),
-        p=float(statistics.sign_flip(paired, derive_seed(0, "signs", condition, against))),
+        p=float(statistics.sign_flip(paired, derive_seed(0, "signs", condition, against), scale)),
         detectable=statistics.detectable_effect(len(paired), statistics.deviation(paired), results.alpha / size),
         exact=len(paired) <= statistics.EXACT_SEEDS,
-        effect=statistics.effect_size(paired),
+        effect=statistics.effect_size(paired, scale),
         improvement=Estimate(*statistics.improvement(own, other, derive_seed(0, "improvement", condition, against))),
         area=mean_estimate(differences(pairs, _area)),
         avg_tokens=mean_estimate(differences(pairs, _tokens)),

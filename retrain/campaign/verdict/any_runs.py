@@ -74,7 +74,8 @@ def read_files(files: Sequence[Path], metric: str | None = None) -> dict[str, Re
         cells = {(cell.condition, cell.seed): cell for cell in found.cells[task]}
         every = [cells.get(run) or Cell(*run, files[0], "missing", "it is in no file") for run in runs]
         name = f"comparison: {task}" if task else "comparison"
-        tables[task] = table(name, every, metric=found.metric)
+        more = {"metric": found.metric, "with_result": "have a result", "steps_note": found.notes[task]}
+        tables[task] = table(name, every, **more)
     return tables
 
 

@@ -112,7 +112,7 @@ def _facts(one: Comparison) -> dict[str, Any]:
 
 
 def words(card: ReportCard) -> list[str]:
-    """Return sentences: a late declaration, where each condition helps or harms, doubtful premises, and lost runs."""
+    """Return sentences on a late declaration, where each condition helps or harms, premises, steps and lost runs."""
     others = [one for one in card.first.conditions if one != card.first.baseline]
     late = [card.declared.sentence] if card.declared and card.declared.late else []
     lines = [*late, *dict.fromkeys(line for one in others for line in _words(card, one))]
@@ -120,6 +120,7 @@ def words(card: ReportCard) -> list[str]:
     for task, check in broken:
         known = "was not measured" if math.isnan(check.value) else "does not hold"
         lines.append(f"The premise of {task} {known}: {_check(check)}.")
+    lines += [f"{task}: {table.steps_note}" for task, table in card.tables.items() if table.steps_note]
     lines += [f"No result: {task}, {lost_cell(cell)}." for task, cell in card.lost[:_NAMED]]
     more = len(card.lost) - _NAMED
     return [*lines, f"{plural(more, 'more run')} without a result."] if more > 0 else lines

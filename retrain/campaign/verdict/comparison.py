@@ -42,9 +42,13 @@ def compare(paths: Sequence[Path], metric: str | None = None) -> Compared:
         paths: directories or files; the first is the baseline.
         metric: column or key of the files; None: the only one there is, or `accuracy`.
     Raises:
-        ConfigError: there is no run at a path, directories and files are mixed, or a metric is chosen for runs.
+        ConfigError: a path does not exist or has no run, directories and files are mixed, or a metric is chosen for
+            runs.
         DataError: a file of results cannot be read.
     """
+    if missing := [path for path in paths if not path.exists()]:
+        places = [ConfigProblem(str(path), 0, 0, "RUNS", "does not exist", "check the path") for path in missing]
+        raise ConfigError(places)
     files, commands = [path for path in paths if path.is_file()], [compare_command(paths, metric)]
     if not files and not metric:
         return _of_one(analyze(read_runs(paths)), commands)

@@ -122,6 +122,8 @@ class Results:
         declared: declaration of the primary comparison, also a late one; None if there is none.
         one_start: True if all runs begin from one warm start.
         metric: name of the measured quantity: `accuracy` on held-out problems, or a metric of another program.
+        with_result: verb for runs with a result: "finished", or "have a result" if their planned length is unknown.
+        steps_note: sentences about the step at which runs of different lengths are compared; "" for equal lengths.
     """
 
     name: str
@@ -136,6 +138,8 @@ class Results:
     declared: Declaration | None = None
     one_start: bool = False
     metric: str = "accuracy"
+    with_result: str = "finished"
+    steps_note: str = ""
 
     @property
     def measured(self) -> str:

@@ -17,10 +17,11 @@ from retrain.report.page import Table, fill, plural
 
 
 def headline(analysis: Analysis) -> str:
-    """Return the first sentences: numbers of finished runs and of significant differences."""
+    """Return the first sentences: numbers of runs with a result and of significant differences."""
     results, found = analysis.results, analysis.primary
+    verb = results.with_result
     runs, lost, clear = len(results.runs), len(results.lost), sum(one.significant for one in found)
-    start = f"{runs - lost} of {runs} runs finished" if lost else f"All {runs} runs finished"
+    start = f"{runs - lost} of {runs} runs {verb}" if lost else f"All {runs} runs {verb}"
     if not found:
         return f"{start}. There is one condition, so there is nothing to compare."
     more = sum(one.untested for one in found)
@@ -72,7 +73,7 @@ def conclusion(one: Comparison) -> str:
     if one.significant:
         return "better" if one.difference.value > 0 else "worse"
     if not one.seeds:
-        return "inconclusive; no seed finished in both"
+        return "inconclusive; no seed has a result in both"
     if one.same:
         return "no difference; the runs of both conditions are identical"
     if one.untested:
@@ -95,6 +96,7 @@ def text(analysis: Analysis) -> str:
         lines += [BASELINE, *(f"  {sentence(one)}" for one in analysis.secondary)]
     if analysis.results.declared:
         lines.append(analysis.results.declared.sentence)
+    lines += [analysis.results.steps_note] if analysis.results.steps_note else []
     return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in analysis.results.lost)])
 
 
@@ -126,13 +128,14 @@ def note(analysis: Analysis) -> str:
         family += f", except the declared one, which is a separate test at {level}"
     each = " in each family" if analysis.secondary else ""
     declared = f" {analysis.results.declared.sentence}" if analysis.results.declared else ""
+    steps = analysis.results.steps_note and f" {analysis.results.steps_note}"
     reach = "" if threshold is None else f" The threshold is {analysis.results.measured} {threshold:.3f}."
     return (
         "Differences are paired by seed. p is the p-value of the two-sided sign-flip permutation test "
         f"({how}). {family}. The family-wise error rate is at most {level}{each}. "
         "95% CIs of differences are paired t intervals, uncorrected; those of conditions are bootstrap intervals over "
         "runs. Recommended numbers of seeds give a power of 80% at the observed effect size."
-        f"{reach}{declared}{analysis.results.limits}"
+        f"{reach}{declared}{steps}{analysis.results.limits}"
     )
 
 
@@ -268,6 +271,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "threshold": results.threshold,
         "declaration": results.declared and results.declared.facts(),
         "headline": headline(analysis),
+        "steps_note": results.steps_note,
         "conditions": analysis.summaries,
         "comparisons": [
             {**asdict(one), "significant": one.significant, "verdict": conclusion(one)} for one in analysis.every

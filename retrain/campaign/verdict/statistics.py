@@ -35,6 +35,7 @@ _MOST_SEEDS = 100_000  # upper bound of `seeds_needed`
 _TABLES = 4_000  # simulated tables for the power
 _SUMS = 2**20  # sums of subsets that are computed at a time, in 8 MB
 _SMOOTH = 100  # with this many significant subsets, the test's power equals that of the t-test to 0.005
+_ROUNDING = 2e-15  # of a difference, in units of the subtracted values: each is stored with an error of 1.1e-16
 _CERTAIN = 1e3  # standard deviations; larger effects overflow the distribution, and smaller ones already have power 1
 
 
@@ -212,7 +213,7 @@ def mean_interval(values: Any) -> tuple[Any, Any]:
     return mean - half, mean + half
 
 
-def sign_flip(differences: Any, seed: int = 0) -> Any:
+def sign_flip(differences: Any, seed: int = 0, scale: float = 0.0) -> Any:
     """Two-sided p-value of the sign-flip permutation test: the share of sign patterns with a mean as far from 0.
 
     p = #{s in {-1, 1}^n : |sum s_i d_i| >= |sum d_i|} / 2^n
@@ -223,6 +224,8 @@ def sign_flip(differences: Any, seed: int = 0) -> Any:
     Args:
         differences: [..., n], one per seed.
         seed: seed of the random patterns.
+        scale: largest magnitude of the values that were subtracted. Their rounding is larger than that of a small
+            difference: 10000.3 - 10000.1 and 0.2 differ by 1e-12.
     References: Fisher, The Design of Experiments (1935); Phipson & Smyth, arXiv:1603.05766 (the + 1).
     """
     data = _finite_array(differences)
@@ -235,7 +238,8 @@ def sign_flip(differences: Any, seed: int = 0) -> Any:
     else:
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(_PATTERNS, count))
     observed = np.abs(data.sum(axis=-1))
-    slack = 1e-12 * np.abs(data).sum(axis=-1)  # tolerance for rounding: equal sums in another order
+    # Equal sums differ by rounding: of the sum, and of every subtracted value.
+    slack = 1e-12 * np.abs(data).sum(axis=-1) + _ROUNDING * scale * count
     hits = (np.abs(data @ signs.T) >= (observed - slack)[..., None]).sum(axis=-1)
     return hits / len(signs) if exact else (1 + hits) / (1 + len(signs))
 
@@ -281,18 +285,23 @@ def improvement(values: Sequence[float], others: Sequence[float], seed: int) -> 
     return value, float(low), float(high)
 
 
-def effect_size(differences: Sequence[float]) -> float:
+def effect_size(differences: Sequence[float], scale: float = 0.0) -> float:
     """Paired effect size with Hedges' correction: g = (1 - 3 / (4 (n-1) - 1)) * mean(d) / sd(d).
 
-    NaN for fewer than three differences; infinite, with the mean's sign, for equal differences other than 0.
+    Args:
+        differences: one per seed.
+        scale: largest magnitude of the values that were subtracted; differences that are equal up to the rounding of
+            these values count as equal.
+    Returns:
+        g; NaN for fewer than three differences; infinite, with the mean's sign, for equal differences other than 0.
     References: Hedges, Distribution Theory for Glass's Estimator (1981).
     """
     data = _finite_array(differences)
     if len(data) < 3:
         return math.nan
     mean, deviation = float(data.mean()), float(data.std(ddof=1))
-    if deviation <= 1e-12 * abs(mean):
-        return math.copysign(math.inf, mean) if mean else 0.0
+    if deviation <= max(1e-12 * abs(mean), _ROUNDING * scale):
+        return math.copysign(math.inf, mean) if abs(mean) > _ROUNDING * scale else 0.0
     return (1 - 3 / (4 * (len(data) - 1) - 1)) * mean / deviation
 
 

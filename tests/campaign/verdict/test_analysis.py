@@ -196,8 +196,8 @@ def test_nothing_to_compare():
     one = analyze(simulated({"a": [0.1, 0.2]}))
     assert headline(one) == "All 2 runs finished. There is one condition, so there is nothing to compare."
     none = analyze(simulated({"a": [None, None], "b": [0.2, 0.3]}))
-    assert [sentence(one) for one in none.primary] == ["b against a: inconclusive; no seed finished in both."]
-    assert as_json(none)["comparisons"][0]["verdict"] == "inconclusive; no seed finished in both"
+    assert [sentence(one) for one in none.primary] == ["b against a: inconclusive; no seed has a result in both."]
+    assert as_json(none)["comparisons"][0]["verdict"] == "inconclusive; no seed has a result in both"
     assert headline(none).startswith("2 of 4 runs finished. 0 of 1 conditions")
     assert math.isnan(none.summaries[0].mean.value)
     assert as_json(none)["conditions"][0]["mean"] == {"value": None, "low": None, "high": None}

@@ -132,7 +132,7 @@ def test_a_campaign_that_has_just_begun_has_a_report(tmp_path):
     report = write_report(directory)
     words = checked(report.files[0].read_text())
     assert "0 of 15 runs finished" in words
-    assert "inconclusive; no seed finished in both" in words
+    assert "inconclusive; no seed has a result in both" in words
     assert "grpo seed 0 unfinished: it has not finished" in words
     assert "Where the credit goes" not in words
     assert "Learning curves" not in words

@@ -129,13 +129,210 @@ def test_a_blank_result_is_no_zero(tmp_path):
     file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,0.5\na,1,\nb,0,nan\nb,1,0.5\n")
     cells = {(cell.condition, cell.seed): cell for cell in read_result_files([file]).cells[""]}
     assert [cell.status for cell in cells.values()] == ["done", "failed", "failed", "done"]
-    assert cells["a", 1].reason == f"accuracy is nan in {file}:3"
+    assert cells["a", 1].reason == f"accuracy is blank in {file}:3"
+    assert cells["b", 0].reason == f"accuracy is nan in {file}:4"
+
+
+def curves(method, seed, steps, value=None):
+    """Rows of a table in which a run of dapo is better by 0.05 at every step."""
+    value = value or (lambda step: (0.5 + 0.05 * (method == "dapo") + seed / 100) * (1 + step) / 100)
+    return [f"{method},{seed},{step},{value(step)}" for step in steps]
+
+
+def steps_table(tmp_path, rows):
+    return write(tmp_path / "t.csv", "\n".join(["method,seed,step,accuracy", *rows]))
+
+
+def test_runs_of_different_lengths_are_compared_at_a_common_step(tmp_path):
+    lengths = {("dapo", seed): 60 for seed in SEEDS} | {("dapo", 3): 10}
+    rows = [
+        row
+        for method in RESULTS
+        for seed in SEEDS
+        for row in curves(method, seed, range(0, lengths.get((method, seed), 100) + 1, 10))
+    ]
+    found = compare([steps_table(tmp_path, rows)])
+    note = (
+        "Runs differ in length and are compared at step 10. Shortest: dapo seed 3 to step 10. Longer, with later "
+        "values that are not used: grpo to step 100, 5 runs of dapo to step 60. "
+        "Without dapo seed 3 it would be step 60."
+    )
+    assert "All 12 runs have a result." in found.text
+    assert "finished" not in found.text
+    assert found.text.count(note) == found.page().count(note) == found.latex().count(note) == 1
+    (one,) = found.facts["comparisons"]
+    assert (found.facts["steps_note"], one["verdict"], one["left_out"]) == (note, "better", [])
+    assert one["difference"]["value"] == pytest.approx(0.05 * 11 / 100)
+    without = [row for row in rows if not row.startswith("dapo,3,")]
+    found = compare([steps_table(tmp_path, without)])
+    assert "compared at step 60. Shortest: dapo to step 60. Longer, with later values" in found.text
+    assert "not used: grpo to step 100.\n" in found.text + "\n"
+
+
+def test_runs_of_one_length_have_no_note(tmp_path):
+    rows = [row for method in RESULTS for seed in SEEDS for row in curves(method, seed, (0, 10))]
+    assert read_result_files([steps_table(tmp_path, rows)]).notes == {"": ""}
+
+
+def test_the_step_is_common_to_all_runs_of_a_task(tmp_path):
+    rows = [
+        f"{task},{row}"
+        for task, end in (("gsm8k", 20), ("math", 10))
+        for method in RESULTS
+        for seed in SEEDS
+        for row in curves(method, seed, range(0, (end if method == "dapo" else 20) + 1, 10))
+    ]
+    file = write(tmp_path / "t.csv", "\n".join(["task,method,seed,step,accuracy", *rows]))
+    found = compare([file])
+    note = "math: Runs differ in length and are compared at step 10. Shortest: dapo to step 10. Longer, with later"
+    assert note in found.text
+    assert "gsm8k: Runs" not in found.text
+
+
+def test_runs_measured_at_other_steps_use_their_last_value_before(tmp_path):
+    rows = [row for seed in SEEDS for row in curves("grpo", seed, (10, 30, 50, 70, 90))]
+    rows += [row for seed in SEEDS for row in curves("dapo", seed, (20, 40, 60))]
+    found = read_result_files([steps_table(tmp_path, rows)])
+    assert {cell.condition: cell.curve[-1][0] for cell in found.cells[""]} == {"grpo": 50, "dapo": 60}
+    assert "compared at step 60. Shortest: dapo to step 60." in found.notes[""]
+    assert found.notes[""].endswith("The values of grpo are of step 50.")
+
+
+def test_an_evaluation_that_all_runs_share_is_preferred(tmp_path):
+    rows = [*curves("grpo", 0, range(0, 101, 10)), *curves("dapo", 0, [*range(0, 61, 10), 64])]
+    found = read_result_files([steps_table(tmp_path, rows)])
+    assert {cell.curve[-1][0] for cell in found.cells[""]} == {60}
+    assert "compared at step 60. Shortest: dapo seed 0 to step 64." in found.notes[""]
+
+
+@pytest.mark.parametrize("steps", [(100,), (0, 100)])
+def test_runs_without_common_steps_are_refused(tmp_path, steps):
+    rows = [*curves("grpo", 0, steps), *curves("dapo", 0, (0, 30, 60))]
+    with pytest.raises(DataError, match=r"grpo seed 0 was measured at .*, but not between 30 and 60, the last step of"):
+        read_result_files([steps_table(tmp_path, rows)])
+
+
+def test_runs_without_steps_are_noted_beside_runs_with_steps(tmp_path):
+    one = write(tmp_path / "a.csv", "method,seed,accuracy\na,0,0.5\n")
+    two = write(tmp_path / "b-s0.jsonl", lines([{"step": step, "accuracy": step / 10} for step in (1, 2)]))
+    found = read_result_files([one, two])
+    assert [cell.accuracy for cell in found.cells[""]] == [0.5, 0.2]
+    assert found.notes[""] == "The steps of a seed 0 are unknown."
+    rows = [{"method": "a", "seed": 0, "step": 1, "accuracy": 1}, {"method": "a", "seed": 0, "accuracy": 2}]
+    mixed = write(tmp_path / "c.jsonl", lines(rows))
+    with pytest.raises(DataError, match=r"c.jsonl:2: only some rows of a, seed 0 have a step"):
+        read_result_files([mixed])
+
+
+@pytest.mark.parametrize("gap", ["", "null", "NaN", " ", "NA"])
+def test_steps_without_evaluation_are_skipped(tmp_path, gap):
+    rows = [f"{step},0.1,{gap if step % 10 else step / 100}" for step in range(1, 31 if gap == "NaN" else 36)]
+    file = write(tmp_path / "grpo-s0.csv", "\n".join(["step,loss,accuracy", *rows]))
+    (cell,) = read_result_files([file]).cells[""]
+    assert cell.curve == ((10, 0.1), (20, 0.2), (30, 0.3))
+
+
+@pytest.mark.parametrize("gap", [None, float("nan")])
+def test_steps_without_evaluation_are_skipped_in_every_log(tmp_path, gap):
+    rows = [{"step": step, "accuracy": gap if step % 10 else step / 100} for step in range(1, 21)]
+    rows.insert(10, {"step": 10, "loss": 0.1, "accuracy": gap})
+    logs = [
+        write(tmp_path / "grpo-s0.jsonl", lines(rows)),
+        write(tmp_path / "grpo-s1" / "trainer_state.json", json.dumps({"log_history": rows})),
+        write(tmp_path / "grpo-s2.jsonl", lines([{"step": row["step"], "data": row} for row in rows])),
+    ]
+    cells = read_result_files(logs).cells[""]
+    assert [cell.curve for cell in cells] == [((10, 0.1), (20, 0.2))] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (("0.5", "0.6", "nan"), "accuracy is nan in"),
+        (("0.5", "nan", ""), "accuracy is nan in"),
+        (("0.5", "0.6", "inf"), "accuracy is inf in"),
+        (("0.5", "0.6", ""), "accuracy is blank in"),
+        (("", "", ""), "accuracy is blank in"),
+        (("", "0.6", ""), ""),
+        (("nan", "0.6", "0.7"), ""),
+    ],
+)
+def test_a_run_whose_last_value_is_missing_has_no_result(tmp_path, values, reason):
+    rows = [f"a,0,{step},{value}" for step, value in enumerate(values)]
+    cells = read_result_files([steps_table(tmp_path, [*rows, "b,0,1,0.5"])]).cells[""]
+    assert cells[0].reason.startswith(reason)
+    assert bool(cells[0].reason) is bool(reason)
+
+
+def test_a_run_without_a_value_in_a_chart_is_reported(tmp_path):
+    file = write(tmp_path / "w.csv", "Step,a-s0 - acc,b-s0 - acc\n1,0.5,\n2,0.6,\n")
+    assert [cell.status for cell in read_result_files([file]).cells[""]] == ["done", "failed"]
+
+
+def test_no_run_with_a_result_is_an_error(tmp_path):
+    file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,\nb,0,nan\n")
+    with pytest.raises(DataError, match=r"no run has a result: a seed 0: accuracy is blank in .*t.csv:2; b seed 0"):
+        read_result_files([file])
+
+
+def test_two_files_of_one_run_are_refused(tmp_path):
+    first = write(tmp_path / "grpo-s0.jsonl", lines([{"step": 1, "accuracy": 0.5}]))
+    other = write(tmp_path / "grpo_seed0" / "metrics.jsonl", lines([{"step": 2, "accuracy": 0.5}]))
+    with pytest.raises(DataError, match=f"{first} and {other} both have the results of grpo, seed 0"):
+        read_result_files([first, other])
+    chart = write(tmp_path / "w.csv", "Step,a-s0 - acc,a_seed0 - acc\n1,0.5,\n2,,0.5\n")
+    with pytest.raises(DataError, match=r"the run 'a-s0' and .* the run 'a_seed0' both have the results of a, seed 0"):
+        read_result_files([chart])
+
+
+@pytest.mark.parametrize("level", ["1000", "1000000000000"])
+def test_ties_of_large_values_are_found(tmp_path, level):
+    """Four differences of 0.1 and two of -0.1 have as extreme a sum in 2 (15 + 6 + 1) of 64 sign patterns."""
+    rows = [f"a,{seed},{level}0.{1 if seed < 4 else 2}\nb,{seed},{level}0.{2 if seed < 4 else 1}" for seed in SEEDS]
+    decimals = write(tmp_path / "t.csv", "\n".join(["method,seed,score", *rows]))
+    integers = write(tmp_path / "i.csv", "\n".join(["method,seed,score", *(row.replace(".", "") for row in rows)]))
+    for file in (decimals, integers):
+        assert compare([file]).facts["comparisons"][0]["p"] == 44 / 64
+
+
+def test_tiny_values_count_as_zero(tmp_path):
+    file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,5e-324\nb,0,-1e-300\n")
+    found = compare([file])
+    assert found.facts["comparisons"][0]["difference"]["value"] == 0
+    assert "<svg" in found.page()
+
+
+def test_a_run_that_ends_before_the_first_step_is_compared_there(tmp_path):
+    rows = [*curves("grpo", 0, (-1, 10)), *curves("dapo", 0, (-1,))]
+    found = read_result_files([steps_table(tmp_path, rows)])
+    assert "compared at step -1. Shortest: dapo seed 0 to step -1." in found.notes[""]
+
+
+def test_names_are_stripped(tmp_path):
+    file = write(tmp_path / "t.csv", "task, method ,seed,accuracy\n m ,grpo , 0 ,0.5\nm, grpo,1,0.5\n")
+    found = read_result_files([file])
+    assert found.tasks == ["m"]
+    assert [(cell.condition, cell.seed) for cell in found.cells["m"]] == [("grpo", 0), ("grpo", 1)]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_the_separator_of_columns_is_found(tmp_path, separator):
+    text = "method,seed,acc\na,0,0.5\n".replace(",", separator)
+    assert read_result_files([write(tmp_path / "t.csv", text)]).cells[""][0].accuracy == 0.5
+
+
+@pytest.mark.parametrize("axis", ["train/global_step", "Step", "trainer/global_step", "_step", "epoch"])
+def test_a_chart_may_have_another_axis(tmp_path, axis):
+    text = f'"{axis}","a-s0 - eval/acc","a-s0 - eval/acc__MIN","a-s0 - {axis}"\n1,0.5,0.4,1\n2,0.6,0.5,2\n'
+    found = read_result_files([write(tmp_path / "w.csv", text)])
+    assert found.metric == "eval/acc"
+    assert found.cells[""][0].curve == ((1, 0.5), (2, 0.6))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.csv", "method,seed,accuracy\na,0,0.5\na,0,0.6\n", r"t.csv:3: a, seed 0, was measured at step 0 before"),
+        ("t.csv", "method,seed,accuracy\na,0,0.5\na,0,0.6\n", r"t.csv:3: a, seed 0, was measured before, in .*t.csv:2"),
         ("t.csv", "method,seed,accuracy\na,0,1\na,1,high\n", r"t.csv:3: accuracy is 'high', which is not a number"),
         ("t.csv", "method,seed,accuracy\na,zero,0.5\n", r't.csv:2: seed is "zero", which is not an integer'),
         ("t.csv", "method,seed,accuracy\na,0\n", r"t.csv:2: 2 values for 3 columns"),
@@ -150,6 +347,26 @@ def test_a_blank_result_is_no_zero(tmp_path):
         ("a.jsonl", '{"step": 0, "x": 1}\n', r"does not end with a seed; rename it as in grpo-s3"),
         ("w.csv", "Step,run - acc\n1,0.5\n", r"w.csv: the run 'run': the name 'run' does not end with a seed"),
         ("t.csv", "method,seed,accuracy\na,1e400,0.5\n", r"seed is .* not an integer"),
+        (
+            "t.csv",
+            "method,seed,x\na,0,1e15\na,1,-1e308\n",
+            r"t.csv:3: x is -1e308, larger in magnitude than 1e\+15; fix",
+        ),
+        ("t.csv", "method,seed,x\na,0,1e400\n", r"t.csv:2: x is 1e400, larger in magnitude"),
+        ("t.csv", "method,seed,x\na,0,0.5\na,1,1_0\n", r"t.csv:3: x is '1_0', which is not a number"),
+        ("a-s0.jsonl", '{"step": 0, "x": 1e200}\n', r"a-s0.jsonl:1: x is 1e\+200, larger in magnitude"),
+        ("t.csv", "method,seed,accuracy\na,0,40.1%\n", r"t.csv:2: accuracy is '40.1%', .*; write all values without %"),
+        ("t.csv", "method,seed,accuracy,n\na,0,40.1%,3\n", r"t.csv:2: accuracy is '40.1%'"),
+        ("t.csv", 'method,seed,x\na,0,"0,40"\n', r"t.csv:2: x is '0,40', which is not a number; use a decimal point"),
+        ("t.csv", 'method,seed,x\na,0,"1,400"\n', r"t.csv:2: x is '1,400', .*no separator of thousands"),
+        ("t.csv", "method,seed,x\na,0,\na,1,0.5+-0.1\n", r"t.csv:3: no row has a metric: x is '0.5\+-0.1', not a num"),
+        ("t.csv", "method;seed;x\na;0;0,40\n", r"t.csv:2: x is '0,40', which is not a number"),
+        ("t.csv", "method,seed,x\n ,0,1\n", r"t.csv:2: method is blank or not a text; write the name of the method"),
+        ("t.csv", "task,method,seed,x\n,a,0,1\n", r"t.csv:2: task is blank"),
+        ("t.jsonl", '{"method": null, "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank"),
+        ("t.jsonl", '{"method": NaN, "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank"),
+        ("t.jsonl", '{"method": ["a"], "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank or not a text"),
+        ("w.csv", "epoch,a-s0 - acc\n0.5,1\n", r"w.csv:2: epoch is .* not an integer; export the chart with Step"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, name, text, message):
@@ -170,5 +387,8 @@ def test_runs_and_files_are_not_mixed(tmp_path):
     file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,0.5\n")
     with pytest.raises(ConfigError, match="not a file, but other paths are"):
         compare([file, tmp_path])
+    for paths in ([tmp_path / "no.csv"], [file, tmp_path / "no.csv"]):
+        with pytest.raises(ConfigError, match=r"no.csv: RUNS: does not exist; check the path"):
+            compare(paths)
     with pytest.raises(ConfigError, match="the result of a run is its held-out accuracy"):
         compare([tmp_path], "loss")

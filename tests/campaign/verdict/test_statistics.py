@@ -1,6 +1,8 @@
 """The formulas agree with their printed form; tests err, and intervals cover, as often as they say."""
 
+import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tests.reference import statistics as reference
 numbers = st.floats(-1, 1).map(lambda value: round(value, 6))
 samples = st.lists(numbers, min_size=3, max_size=9)
 close = pytest.approx
+SIGNS = {count: [*itertools.product((-1, 1), repeat=count)] for count in (4, 6)}
 
 
 def test_a_hand_worked_example():
@@ -139,6 +142,30 @@ def test_many_seeds_are_sampled_close_to_the_exact_value_and_the_same_every_time
     assert sampled == close(exact, abs=0.005)
     assert sampled == statistics.sign_flip(differences, seed=1)
     assert 0 < statistics.sign_flip([1.0] * 40) < 1e-4  # never 0
+
+
+def exact_p(pairs):
+    """The sign-flip p of decimal texts, in fractions, which are not rounded."""
+    differences = [Fraction(left) - Fraction(right) for left, right in pairs]
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in SIGNS[len(pairs)]]
+    return sum(one >= abs(sum(differences)) for one in sums) / len(sums)
+
+
+@pytest.mark.parametrize("level", [0, 50, 10_000, 123_456_789])
+@pytest.mark.parametrize("seeds", [4, 6])
+def test_ties_of_large_values_are_counted_as_in_fractions(level, seeds):
+    rng = np.random.default_rng(level + seeds)
+    for _ in range(50):
+        texts = [[f"{level + value / 10:.1f}" for value in rng.integers(-9, 9, 2)] for _ in range(seeds)]
+        pairs = [[float(text) for text in pair] for pair in texts]
+        scale = max(abs(value) for pair in pairs for value in pair)
+        assert statistics.sign_flip([a - b for a, b in pairs], scale=scale) == exact_p(texts)
+
+
+def test_equal_differences_of_large_values_have_an_infinite_effect():
+    differences = [level + 0.1 - level for level in (10_000.3, 9_999.9, 10_000.1)]
+    assert statistics.effect_size(differences, 10_000.4) == math.inf
+    assert statistics.effect_size([1e-12, -1e-12, 0.0], 10_000.4) == 0.0
 
 
 def test_degenerate_samples():
