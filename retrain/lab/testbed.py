@@ -11,6 +11,7 @@ import tomli_w
 from retrain import registry
 from retrain.config.document import read
 from retrain.config.load import load
+from retrain.config.presets import apply_preset
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 
 QUICK, QUICK_SEEDS = ("strategy", "rare", "planning", "decoy"), 3
@@ -29,8 +30,10 @@ wrong sign (worse).
 """
 _OTHER_SEEDS, _SEED_OFFSET = "other seeds", 1000
 """The control that is the baseline itself with other seeds (not different)."""
-_CREDIT_KINDS = ("advantage", "transform", "signal")
+_CREDIT_KINDS = ("advantage", "algorithm", "signal", "transform")
 """Kinds of components whose tables a control leaves out, because it has other credit than the baseline."""
+_NO_CREDIT = ("filter", "reduction")
+"""Keys of [algorithm] that a control has from the baseline."""
 
 _TESTBED = ("model", "task", "training", "warmup", "eval", "checkpoint", "environment")
 """Sections set by the testbed and its tasks."""
@@ -83,7 +86,7 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         problem = f"it has the same method as the baseline, {baseline}"
         raise ConfigError([ConfigProblem(str(file), 0, 0, "file", problem, "change its method")])
     label = file.stem if file.stem != baseline else f"{file.stem} (2)"
-    added = _controls(other) if controls else []
+    added = _controls(other, _method(against, presets=True) if against else {}) if controls else []
     campaign: dict[str, Any] = {
         "name": f"testbed-{file.stem}",
         "tasks": [*tasks],
@@ -100,20 +103,29 @@ def card_toml(  # noqa: PLR0913 - the options of the command
     return tomli_w.dumps({"campaign": campaign, **shared})
 
 
-def _controls(baseline: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the conditions of the controls, given the baseline's settings."""
+def _controls(baseline: dict[str, Any], written_out: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the conditions of the controls, given the baseline's settings, and the same with those of its preset."""
     credit = {one.table for kind in _CREDIT_KINDS for one in registry.components(kind)} | {"algorithm"}
-    rest = {name: table for name, table in baseline.items() if name not in credit}
+    rest = {name: table for name, table in written_out.items() if name not in credit}
+    kept = {key: value for key, value in written_out.get("algorithm", {}).items() if key in _NO_CREDIT}
     return [
         {"label": _OTHER_SEEDS, **baseline, "seed_offset": _SEED_OFFSET},
-        *({"label": label, **rest, "algorithm": chosen} for label, chosen in CONTROLS.items()),
+        *({"label": label, **rest, "algorithm": kept | chosen} for label, chosen in CONTROLS.items()),
     ]
 
 
-def _method(file: Path) -> dict[str, Any]:
-    """Return the settings of credit, losses and optimization in a file, without those that the testbed sets."""
+def _method(file: Path, *, presets: bool = False) -> dict[str, Any]:
+    """Return the settings of credit, losses and optimization in a file, without those that the testbed sets.
+
+    Args:
+        file: configuration of a run.
+        presets: with the keys of the preset that the file names.
+    """
     load(file)  # reports all mistakes with their places
-    data, tasks = read(file).data, {one.table for one in registry.components("task")}
+    document = read(file)
+    if presets:
+        apply_preset(document)
+    data, tasks = document.data, {one.table for one in registry.components("task")}
     method = {name: table for name, table in data.items() if name not in (*_SHARED, *_TESTBED, *tasks)}
     passes = {key: data["training"][key] for key in _PASSES if key in data.get("training", {})}
     return method | ({"training": passes} if passes else {})

@@ -30,6 +30,8 @@ lr = 1e-4
 search_paths = ["."]
 """
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def method(tmp_path):
@@ -110,6 +112,16 @@ def test_controls_have_the_settings_of_another_baseline(method, tmp_path):
     file = tmp_path / "testbed.toml"
     file.write_text(testbed.card_toml(method, other, ["rare"], 3, None, controls=True))
     assert len(load_campaign(file).conditions) == 6
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo", "dr_grpo", "dca", "hicra"])
+def test_controls_fit_every_kind_of_baseline(name, method, tmp_path):
+    file = tmp_path / "testbed.toml"
+    for text in ((ROOT / "configs" / f"{name}.toml").read_text(), f'[algorithm]\nalgorithm_mode = "{name}"\n'):
+        other = tmp_path / "other.toml"
+        other.write_text(text)
+        file.write_text(testbed.card_toml(method, other, ["rare"], 3, None, controls=True))
+        assert len(load_campaign(file).conditions) == 6
 
 
 def test_another_baseline(method, tmp_path):
