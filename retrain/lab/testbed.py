@@ -97,7 +97,7 @@ def card_toml(  # noqa: PLR0913 - the options of the command
     }
     if added:
         campaign["controls"] = [one["label"] for one in added]
-    if claim:
+    if claim is not None:
         campaign |= {"primary": label, "claim": claim}
     shared = {name: read(file).data[name] for name in _SHARED if name in read(file).data}
     return tomli_w.dumps({"campaign": campaign, **shared})

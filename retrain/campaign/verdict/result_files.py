@@ -59,7 +59,9 @@ def read_result_files(files: Sequence[Path], metric: str | None = None) -> FileR
         available = ", ".join(metrics(rows)) or "none"
         raise DataError(f"{files[0]}: no row has {name!r}; metrics that rows have: {available}")
     tasks = list(dict.fromkeys(task for task, _, _ in runs))
-    found = {run: _cell(run, of_run, name) for run, of_run in runs.items()}
+    every = dict.fromkeys((row.task, row.method, row.seed) for row in rows if row.task in tasks)
+    files_of = {(row.task, row.method, row.seed): row.file for row in rows}
+    found = {run: _cell(run, runs[run], name) if run in runs else _without(run, files_of[run], name) for run in every}
     if not any(cell.done for cell in found.values()):
         reasons = "; ".join(f"{cell.condition} seed {cell.seed}: {cell.reason}" for cell in [*found.values()][:_NAMED])
         fix = "fix the last value of each run, or choose another metric with --metric"
@@ -116,11 +118,17 @@ def _cell(run: RunKey, rows: Sequence[ResultRow], metric: str) -> Cell:
     return Cell(*run[1:], rows[-1].file, status, reason, curve, spent=_NOT_SPENT)
 
 
+def _without(run: RunKey, file: Path, metric: str) -> Cell:
+    """Return the cell of a run that never has the metric, such as one that crashed before its first evaluation."""
+    return Cell(*run[1:], file, "failed", f"{metric} is in no row of it in {file}", (), spent=_NOT_SPENT)
+
+
 def at_common_step(cells: Sequence[Cell], unknown: Collection[tuple[str, int]] = ()) -> tuple[list[Cell], str]:
     """Cut the curves of all runs with a result at one step, so that their last values can be compared.
 
     It is the last step at which every run was measured. If that is in the first half of the shortest run, the step is
-    the end of the shortest run, and the value of every other run is its last one in the second half.
+    the end of the shortest run, and the value of every other run is its last one in the last tenth before it: values of
+    steps further apart would make equal curves look different.
 
     Args:
         cells: the runs of a task.
@@ -128,7 +136,7 @@ def at_common_step(cells: Sequence[Cell], unknown: Collection[tuple[str, int]] =
     Returns:
         The cells, and sentences that name the step and the longer runs; "" if all runs have the same last step.
     Raises:
-        DataError: a run has no value in the second half of the shortest run.
+        DataError: a run has no value in the last tenth of the shortest run.
     """
     stepped = [cell for cell in cells if cell.done and (cell.condition, cell.seed) not in unknown]
     if not stepped:
@@ -139,13 +147,13 @@ def at_common_step(cells: Sequence[Cell], unknown: Collection[tuple[str, int]] =
         return [*cells], note
     end = _common_step(stepped)
     cut = {id(cell): _cut(cell, end) for cell in stepped}
-    if stale := [cell for cell in stepped if not cut[id(cell)].curve or _end(cut[id(cell)]) < _half(end)]:
+    if stale := [cell for cell in stepped if not cut[id(cell)].curve or _end(cut[id(cell)]) < _near(end)]:
         short = min(stepped, key=_end)
         steps = [step for step, _ in stale[0].curve]
-        where = f"{_half(end):g} and {end}, the last step of {_listed([short], stepped)}"
+        where = f"{_near(end):g} and {end}, the last step of {_listed([short], stepped)}"
         fix = "compare runs that were measured at the same steps, or remove the column step to compare last values"
-        problem = f"{_run(stale[0])} was measured at {_few(steps)}, but not between {where}"
-        raise DataError(f"{stale[0].path}: {problem}; {fix}")
+        problem = f"{stale[0].path}: {_run(stale[0])} was measured at {_few(steps)}, but not between {where}"
+        raise DataError(f"{problem}; {fix}")
     sentences = [*_steps_note(stepped, [cut[id(cell)] for cell in stepped], end), note]
     return [cut.get(id(cell), cell) for cell in cells], " ".join(filter(None, sentences))
 
@@ -160,6 +168,11 @@ def _common_step(cells: Sequence[Cell]) -> int:
 def _half(end: int) -> float:
     """Return the start of the second half of the steps before `end`; some trainers evaluate first at step -1."""
     return min(end, end / 2)
+
+
+def _near(end: int) -> float:
+    """Return the start of the last tenth of the steps before `end`."""
+    return end - abs(end) / 10
 
 
 def _end(cell: Cell) -> int:

@@ -19,13 +19,16 @@ _ENDING = re.compile(rf"(?:^|[-_. ]+)(?:{_TIMESTAMP}|{_POSITION}|{_PART})$", re.
 _DATED = re.compile(rf"[-_. ]+{_TIMESTAMP}$", re.IGNORECASE | re.ASCII)
 _NOT_A_RUN = re.compile(
     r"(?:(?:global[-_]?)?steps?|checkpoints?|ckpts?|iter|iterations?|epochs?|versions?|ranks?|workers?|attempts?"
-    r"|logs?|lightning_logs|metrics?|outputs?|out|results?|evals?|evaluations?|train|training|trainer_state|history"
+    r"|progress|monitor|scalars?|data|summary|stats|rollouts?|logs?|lightning_logs|metrics?|outputs?|out|results?|evals?|evaluations?|train|training|trainer_state|history"
     r"|tensorboard|wandb|files|events|best|last|latest|final)(?:[-_=]?(?:\d+|best|last|final|latest))?"
     r"|(?:offline-)?run-\d{8}_\d{6}-\w+"
     r"|\d\d-\d\d-\d\d",
     re.IGNORECASE | re.ASCII,
 )
 """Name of a file or folder that contains a part of a run, such as `checkpoint-500` or `logs`."""
+_NO_METHOD = re.compile(rf"run|trial|exp|experiment|job|{_TIMESTAMP}", re.IGNORECASE | re.ASCII)
+"""Word or date before a seed that is no method."""
+_DATED_FIRST = re.compile(rf"^{_TIMESTAMP}[-_. ]+(?=\D)", re.IGNORECASE | re.ASCII)
 _EXPLICIT = re.compile(
     r"(?:(?P<method>.*)[-_. /,(\[])?(?:seed|s)[-_=. ]?(?P<seed>[0-9]+)[)\]]?", re.IGNORECASE | re.DOTALL
 )
@@ -33,6 +36,10 @@ _EXPLICIT = re.compile(
 _NUMBERED = re.compile(r"(?:(?P<method>.*)(?<![0-9][eE])[-_ /])?(?P<seed>[0-9]+)", re.DOTALL)
 """Name that ends with a number, as `grpo-3`. Neither a decimal (`lr0.001`) nor an exponent (`1e-5`) is a seed."""
 _INNER_SEED = re.compile(r"(?:^|[-_. /])seed[-_=]?[0-9]", re.IGNORECASE)
+
+
+_DIGITS = 15
+"""Largest number of digits of a seed."""
 
 
 class RunName(NamedTuple):
@@ -58,33 +65,42 @@ def run_of_file(file: Path) -> RunName:
     """Return method and seed of the run that wrote a log.
 
     The seed is in the name of the file, of its folder or of the folder above. A seed as in `s3` or `seed3` takes
-    precedence over a mere number. The method precedes the seed, or is the name of the folder above, as in
-    `grpo/seed3/metrics.jsonl`. Folders of checkpoints, steps, dates and parts of a run are skipped.
+    precedence over a mere number. The method precedes the seed, or is a name below the seed's folder, as in
+    `seed3/grpo.jsonl`, else that of the folder above, as in `grpo/seed3/metrics.jsonl`. Folders of checkpoints, steps,
+    dates and parts of a run are skipped.
 
     Raises:
         DataError: no name has a seed.
     """
-    names = _names(file)
+    names, stem = _names(file), _stem(file)
+    below = [] if _NOT_A_RUN.fullmatch(stem) or _explicit(stem) or _numbered(stem) else [stem]
     for index, name in enumerate(names[:2]):
         if found := _explicit(name):
-            return _with_method(found, names[index + 1 :], file)
+            inner = [name for name in (*reversed(names[:index]), *below) if not _explicit(name)]
+            return _with_method(found, [*inner, *names[index + 1 :]], file)
     found = _numbered(names[0]) if names else None
     if not found:
         raise _unnamed(names[0] if names else file.name, str(file))
     if not found.method and (above := _numbered(names[1]) if len(names) > 1 else None) and above.method:
         return above  # grpo-0/100/metrics.jsonl: the run is grpo-0, and 100 a step
-    return _with_method(found, names[1:], file)
+    return _with_method(found, [*below, *names[1:]], file)
 
 
 def _names(file: Path) -> list[str]:
     """Return the names that may contain method and seed: of the file, then of its folders, without dates and steps."""
-    stem = file.name
-    while (shorter := _SUFFIX.sub("", stem)) != stem:
-        stem = shorter
+    stem = _stem(file)
     path = file.resolve() if ".." in file.parts else file.absolute()  # a link keeps the name that the user wrote
     first = [stem] if _explicit(stem) or _numbered(stem) else []
     names = (*first, *(folder.name for folder in path.parents))
     return [name for name in names if (core := _without_ending(name)) and not _NOT_A_RUN.fullmatch(core)]
+
+
+def _stem(file: Path) -> str:
+    """Return the name of a log without its suffixes."""
+    stem = file.name
+    while (shorter := _SUFFIX.sub("", stem)) != stem:
+        stem = shorter
+    return stem
 
 
 def _without_ending(name: str) -> str:
@@ -101,7 +117,7 @@ def _with_method(found: RunName, above: Sequence[str], file: Path) -> RunName:
         return found
     if not above:
         raise _unnamed(str(found.seed), str(file))
-    return found._replace(method=_DATED.sub("", above[0]))
+    return found._replace(method=_DATED_FIRST.sub("", _DATED.sub("", above[0])))
 
 
 def _explicit(name: str) -> RunName | None:
@@ -114,7 +130,10 @@ def _numbered(name: str) -> RunName | None:
 
 
 def _run_name(found: re.Match[str] | None) -> RunName | None:
-    return found and RunName((found["method"] or "").strip("-_. /,(["), int(found["seed"]))
+    if not found or len(found["seed"]) > _DIGITS:
+        return None
+    method = _DATED_FIRST.sub("", (found["method"] or "").strip("-_. /,(["))
+    return RunName("" if _NO_METHOD.fullmatch(method) else method, int(found["seed"]))
 
 
 def _unnamed(name: str, place: str) -> DataError:

@@ -190,12 +190,12 @@ def test_the_step_is_common_to_all_runs_of_a_task(tmp_path):
 
 
 def test_runs_measured_at_other_steps_use_their_last_value_before(tmp_path):
-    rows = [row for seed in SEEDS for row in curves("grpo", seed, (10, 30, 50, 70, 90))]
+    rows = [row for seed in SEEDS for row in curves("grpo", seed, (10, 30, 57, 70, 90))]
     rows += [row for seed in SEEDS for row in curves("dapo", seed, (20, 40, 60))]
     found = read_result_files([steps_table(tmp_path, rows)])
-    assert {cell.condition: cell.curve[-1][0] for cell in found.cells[""]} == {"grpo": 50, "dapo": 60}
+    assert {cell.condition: cell.curve[-1][0] for cell in found.cells[""]} == {"grpo": 57, "dapo": 60}
     assert "compared at step 60. Shortest: dapo to step 60." in found.notes[""]
-    assert found.notes[""].endswith("The values of grpo are of step 50.")
+    assert found.notes[""].endswith("The values of grpo are of step 57.")
 
 
 def test_an_evaluation_that_all_runs_share_is_preferred(tmp_path):
@@ -205,10 +205,10 @@ def test_an_evaluation_that_all_runs_share_is_preferred(tmp_path):
     assert "compared at step 60. Shortest: dapo seed 0 to step 64." in found.notes[""]
 
 
-@pytest.mark.parametrize("steps", [(100,), (0, 100)])
+@pytest.mark.parametrize("steps", [(100,), (0, 100), (0, 50, 100)])
 def test_runs_without_common_steps_are_refused(tmp_path, steps):
     rows = [*curves("grpo", 0, steps), *curves("dapo", 0, (0, 30, 60))]
-    with pytest.raises(DataError, match=r"grpo seed 0 was measured at .*, but not between 30 and 60, the last step of"):
+    with pytest.raises(DataError, match=r"grpo seed 0 was measured at .*, but not between 54 and 60, the last step of"):
         read_result_files([steps_table(tmp_path, rows)])
 
 
@@ -392,3 +392,19 @@ def test_runs_and_files_are_not_mixed(tmp_path):
             compare(paths)
     with pytest.raises(ConfigError, match="the result of a run is its held-out accuracy"):
         compare([tmp_path], "loss")
+
+
+def test_runs_that_never_have_the_metric_are_shown_with_the_reason_and_keep_the_baseline(tmp_path):
+    file = tmp_path / "t.jsonl"
+    rows = [{"method": "grpo", "seed": seed, "step": 10, "loss": 1.0} for seed in range(3)]
+    rows += [{"method": "dapo", "seed": seed, "step": 10, "accuracy": 0.5} for seed in range(3)]
+    rows += [{"method": "maxrl", "seed": 0, "step": 10, "accuracy": 0.5}, {"method": "maxrl", "seed": 1, "step": 10}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cells = read_result_files([file], "accuracy").cells[""]
+    assert [(cell.condition, cell.seed, cell.status) for cell in cells] == [
+        *(("grpo", seed, "failed") for seed in range(3)),
+        *(("dapo", seed, "done") for seed in range(3)),
+        ("maxrl", 0, "done"),
+        ("maxrl", 1, "failed"),
+    ]
+    assert cells[0].reason == f"accuracy is in no row of it in {file}"

@@ -91,3 +91,24 @@ def test_the_name_of_a_run_in_a_chart(name, run):
 def test_the_name_of_a_run_needs_method_and_seed(name):
     with pytest.raises(DataError, match=r"^w.csv: the name .* does not end with a seed"):
         run_of_name(name, "w.csv")
+
+
+@pytest.mark.parametrize(
+    ("path", "run"),
+    [
+        ("seed0/grpo.jsonl", ("grpo", 0)),
+        ("seed0/grpo/metrics.jsonl", ("grpo", 0)),
+        ("out/trial_3/grpo.jsonl", ("grpo", 3)),
+        ("grpo/run_2/metrics.jsonl", ("grpo", 2)),
+        ("grpo/20261127_123000_seed0/metrics.jsonl", ("grpo", 0)),
+        ("20261127_grpo/seed0/metrics.jsonl", ("grpo", 0)),
+        ("grpo/s1/progress.csv", ("grpo", 1)),
+    ],
+)
+def test_a_method_below_the_seed_or_beside_a_date(path, run):
+    assert run_of_file(Path(path)) == run
+
+
+def test_a_number_too_long_for_a_seed_is_none():
+    with pytest.raises(DataError, match="does not end with a seed"):
+        run_of_name("grpo-s" + "9" * 5000, "chart.csv")
