@@ -27,7 +27,7 @@ _NOT_A_RUN = re.compile(
 )
 """Name of a file or folder that contains a part of a run, such as `checkpoint-500` or `logs`."""
 _NO_METHOD = re.compile(rf"run|trial|exp|experiment|job|{_TIMESTAMP}", re.IGNORECASE | re.ASCII)
-"""Word or date before a seed that is no method."""
+"""Words and dates that precede a seed and name nothing."""
 _DATED_FIRST = re.compile(rf"^{_TIMESTAMP}[-_. ]+(?=\D)", re.IGNORECASE | re.ASCII)
 _EXPLICIT = re.compile(
     r"(?:(?P<method>.*)[-_. /,(\[])?(?:seed|s)[-_=. ]?(?P<seed>[0-9]+)[)\]]?", re.IGNORECASE | re.DOTALL
