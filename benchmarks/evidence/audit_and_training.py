@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr, t
+from scipy.stats import spearmanr
 
 from retrain.campaign.plan.plan_file import read_plan
+from retrain.campaign.verdict.analysis import Estimate, mean_estimate
 from retrain.campaign.verdict.results import Results, read_campaign
 
 BATCHES, CONTINUATIONS, DRAWS = 24, 4, 10_000
@@ -132,12 +133,11 @@ def scatter(points: Points) -> str:
     """
     methods = list(dict.fromkeys(name for one in points.values() for name in one))
     spans = {
-        task: {name: (batch, *_mean_and_half(areas)) for name, (batch, areas) in points[task].items()}
-        for task in points
+        task: {name: (batch, mean_estimate(areas)) for name, (batch, areas) in points[task].items()} for task in points
     }
     every = [one for span in spans.values() for one in span.values()]
-    right = max(abs(batch) for batch, _, _ in every) * 1.1
-    top = max(abs(mean) + half for _, mean, half in every) * 1.05
+    right = max(abs(batch) for batch, _ in every) * 1.1
+    top = max(abs(end) for _, area in every for end in (area.low, area.high)) * 1.05
     parts = [_panel(place, task, spans[task], methods, (right, top)) for place, task in enumerate(spans)]
     for place, name in enumerate(methods):
         x, y = MARGIN + place % LEGEND * 150, MARGIN + SIDE + 60 + place // LEGEND * 18
@@ -148,15 +148,10 @@ def scatter(points: Points) -> str:
     return f"{opening}<style>{STYLE}</style>{''.join(parts)}</svg>\n"
 
 
-def _mean_and_half(areas: Sequence[float]) -> tuple[float, float]:
-    """The mean and the half width of its 95% t interval."""
-    return float(np.mean(areas)), float(t.ppf(0.975, len(areas) - 1) * np.std(areas, ddof=1) / math.sqrt(len(areas)))
-
-
 def _panel(
     place: int,
     task: str,
-    span: Mapping[str, tuple[float, float, float]],
+    span: Mapping[str, tuple[float, Estimate]],
     methods: Sequence[str],
     most: tuple[float, float],
 ) -> str:
@@ -178,14 +173,11 @@ def _panel(
         parts += [f'<text x="{left - 6}" y="{y + 4:.1f}" class="small end">{tick:+g}</text>'] * (
             MARGIN < y < MARGIN + SIDE
         )
-    for name, (batch, mean, half) in span.items():
-        x, y, reach = (
-            left + SIDE / 2 * (1 + batch / most[0]),
-            middle - SIDE / 2 * mean / most[1],
-            SIDE / 2 * half / most[1],
-        )
+    for name, (batch, area) in span.items():
+        x = left + SIDE / 2 * (1 + batch / most[0])
+        y, low, high = (middle - SIDE / 2 * value / most[1] for value in (area.value, area.low, area.high))
         parts += [
-            f'<path d="M{x:.1f} {y - reach:.1f}v{2 * reach:.1f}" class="bar"/>',
+            f'<path d="M{x:.1f} {high:.1f}v{low - high:.1f}" class="bar"/>',
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" class="dot"><title>{name}</title></circle>',
             f'<text x="{x:.1f}" y="{y + 3.5:.1f}" class="small middle">{methods.index(name) + 1}</text>',
         ]

@@ -77,7 +77,7 @@ class ReportCard:
             of the other conditions another, except a declared one.
         pooled: condition -> comparison with the baseline of the means over tasks, in families of the same conditions.
         across: condition -> estimates over all tasks.
-        declared: declaration of the claim, also a late one; None if there is none.
+        declared: declaration of the claim, which may be late; None without one.
         controls: conditions with a known result.
     """
 

@@ -59,9 +59,10 @@ def read_result_files(files: Sequence[Path], metric: str | None = None) -> FileR
         available = ", ".join(metrics(rows)) or "none"
         raise DataError(f"{files[0]}: no row has {name!r}; metrics that rows have: {available}")
     tasks = list(dict.fromkeys(task for task, _, _ in runs))
-    every = dict.fromkeys((row.task, row.method, row.seed) for row in rows if row.task in tasks)
-    files_of = {(row.task, row.method, row.seed): row.file for row in rows}
-    found = {run: _cell(run, runs[run], name) if run in runs else _without(run, files_of[run], name) for run in every}
+    every = {(row.task, row.method, row.seed): row.file for row in rows if row.task in tasks}
+    found = {
+        run: _cell(run, runs[run], name) if run in runs else _without(run, file, name) for run, file in every.items()
+    }
     if not any(cell.done for cell in found.values()):
         reasons = "; ".join(f"{cell.condition} seed {cell.seed}: {cell.reason}" for cell in [*found.values()][:_NAMED])
         fix = "fix the last value of each run, or choose another metric with --metric"

@@ -106,7 +106,7 @@ def only_metric(rows: Sequence[ResultRow]) -> str:
     """Return the only metric that rows have, or `accuracy` if it is one of several.
 
     Raises:
-        DataError: there are no rows, or none has a metric.
+        DataError: the files have no rows, or the rows have no metric.
         ConfigError: there are several metrics.
     """
     names = metrics(rows)

@@ -119,7 +119,7 @@ class Results:
         ladder: pairs (condition, against) in which the first extends the second.
         primary: condition whose comparison with the baseline was declared before any run had started; None without
             such a declaration.
-        declared: declaration of the primary comparison, also a late one; None if there is none.
+        declared: declaration of the primary comparison, which may be late; None without one.
         one_start: True if all runs begin from one warm start.
         metric: name of the measured quantity: `accuracy` on held-out problems, or a metric of another program.
         with_result: verb for runs with a result: "finished", or "have a result" if their planned length is unknown.

@@ -35,10 +35,11 @@ def compile_layers(model: Any, trial: Callable[[Tensor, Tensor, Tensor], Tensor]
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         return False
-    width = min(_WIDTH, getattr(model.config.get_text_config(), "max_position_embeddings", _WIDTH))
+    config = model.config.get_text_config()
+    width = min(_WIDTH, getattr(config, "max_position_embeddings", _WIDTH))
     row, column = torch.arange(_ROWS, device=model.device)[:, None], torch.arange(width, device=model.device)
     mask, scored = column < width - row, column >= width // 5
-    ids = (7 * column + row * scored) % model.config.get_text_config().vocab_size
+    ids = (7 * column + row * scored) % config.vocab_size
 
     def hidden() -> Tensor:
         found = trial(ids, mask, mask & scored)

@@ -67,7 +67,7 @@ def test_all_layers_share_a_graph_and_batches_of_other_sizes_need_no_other(ragge
 
 
 # One graph with and one without gradient. With LoRA the first layer's input has no gradient, and the reference is
-# computed without adapters; with checkpointing transformers makes that input need a gradient even where there is none.
+# computed without adapters; with checkpointing transformers gives that input a gradient, also where nothing is trained.
 @pytest.mark.parametrize(("checkpointing", "lora", "count"), [(False, None, 2), (True, LoraSettings(r=4), 5)])
 def test_updates_scores_and_the_reference_share_few_graphs(checkpointing, lora, count, graphs, monkeypatch):
     monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
