@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,17 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         claim: the task on which the method is claimed to differ from the baseline.
         controls: add the baseline with other seeds and, with the baseline's other settings, `CONTROLS`.
     Raises:
-        ConfigError: a file is not a valid run, both have the same method, or a task does not exist.
+        ConfigError: a file is not a valid run, both have the same method, a task does not exist or is given twice, or
+            the claim is on none of the tasks.
     """
-    known, baseline = tasks_with_premise(), against.stem if against else "grpo"
-    for name in tasks:
-        if name not in known:
-            fix = did_you_mean(name, known, f"known: {', '.join(known)}")
-            raise ConfigError([ConfigProblem("--tasks", 0, 0, name, "there is no such task with a premise", fix)])
+    _check_tasks(tasks, claim)
     method, other = _method(file), _method(against) if against else {}
+    controlled = {*CONTROLS, _OTHER_SEEDS} if controls else set[str]()
+    baseline = _distinct(against.stem if against else "grpo", controlled)
     if method == other:
         problem = f"it has the same method as the baseline, {baseline}"
         raise ConfigError([ConfigProblem(str(file), 0, 0, "file", problem, "change its method")])
-    label = file.stem if file.stem != baseline else f"{file.stem} (2)"
+    label = _distinct(file.stem, controlled | {baseline})
     added = _controls(other, _method(against, presets=True) if against else {}) if controls else []
     campaign: dict[str, Any] = {
         "name": f"testbed-{file.stem}",
@@ -101,6 +100,27 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         campaign |= {"primary": label, "claim": claim}
     shared = {name: read(file).data[name] for name in _SHARED if name in read(file).data}
     return tomli_w.dumps({"campaign": campaign, **shared})
+
+
+def _distinct(name: str, taken: Set[str]) -> str:
+    """Return the label of a file; labels may not differ in case alone, because folders are named after them."""
+    return f"{name} (2)" if name.lower() in {one.lower() for one in taken} else name
+
+
+def _check_tasks(tasks: Sequence[str], claim: str | None) -> None:
+    """Raise ConfigError if a task does not exist or is given twice, or if the claim is on another task."""
+    known, problems = tasks_with_premise(), list[ConfigProblem]()
+    for place, name in enumerate(tasks):
+        if name not in known:
+            fix = did_you_mean(name, known, f"known: {', '.join(known)}")
+            problems.append(ConfigProblem("--tasks", 0, 0, name, "there is no such task with a premise", fix))
+        elif name in tasks[:place]:
+            problems.append(ConfigProblem("--tasks", 0, 0, name, "this task is given twice", "name it once"))
+    if claim is not None and claim not in tasks and not problems:
+        fix = did_you_mean(claim, tasks, f"tasks of this testbed: {', '.join(tasks)}")
+        problems.append(ConfigProblem("--claim", 0, 0, claim, "this task is not part of the testbed", fix))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _controls(baseline: dict[str, Any], written_out: dict[str, Any]) -> list[dict[str, Any]]:

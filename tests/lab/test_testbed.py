@@ -132,7 +132,31 @@ def test_another_baseline(method, tmp_path):
     assert data["campaign"]["baseline"] == "other"
 
 
+@pytest.mark.parametrize(
+    ("mine", "against", "labels"),
+    [
+        ("oracle", None, ["grpo", "oracle (2)"]),
+        ("grpo", "Reversed", ["Reversed (2)", "grpo"]),
+        ("base", "BASE", ["BASE", "base (2)"]),
+    ],
+)
+def test_files_called_like_a_control_or_each_other_get_labels_of_their_own(mine, against, labels, method, tmp_path):
+    first, other = tmp_path / "a" / f"{mine}.toml", tmp_path / "b" / f"{against}.toml"
+    for file, text in ((first, method.read_text()), (other, '[algorithm]\nadvantage_mode = "maxrl"\n')):
+        file.parent.mkdir()
+        file.write_text(text)
+    file = tmp_path / "testbed.toml"
+    file.write_text(testbed.card_toml(first, other if against else None, ["rare"], 3, None, controls=True))
+    loaded = load_campaign(file)
+    assert [one.method for one in loaded.conditions[:2]] == labels
+    assert loaded.baseline == labels[0]
+
+
 def test_mistakes(method):
+    with pytest.raises(ConfigError, match="--tasks: rare: this task is given twice"):
+        testbed.card_toml(method, None, ["rare", "rare"], 3, None, controls=True)
+    with pytest.raises(ConfigError, match=r'--claim: .*did you mean "rare"'):
+        testbed.card_toml(method, None, ["rare", "decoy"], 3, None, claim="rar")
     with pytest.raises(ConfigError, match='did you mean "rare"'):
         testbed.card_toml(method, None, ["rar"], 3, None)
     with pytest.raises(ConfigError, match="the same method as the baseline, mine"):

@@ -13,8 +13,10 @@ from typing import Any
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
 from retrain.campaign.plan.plan_file import PLAN, Declared, Plan, jobs, read_plan
 from retrain.config.presets import leaves
+from retrain.config.resolve import LoadedConfig
 
 _ROLES = ("baseline", "primary")
+_HASH = "sha256"
 _SHOWN = 5
 """Largest number of changes that the sentence lists; plan.json and JSON output have all of them."""
 _LONGEST = 60
@@ -111,7 +113,7 @@ def declare(path: Path, loaded: LoadedCampaign) -> Declared | None:
         if before is None or not started:
             return None
         terms = {**before.get("terms", {}), "primary": None, "claim": None}
-    if before and before.get("terms") == terms:
+    if before and before.get("terms") == (terms := _as_before(before.get("terms", {}), terms)):
         return before
     return Declared(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -136,7 +138,8 @@ def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
     """Return all settings that decide what the declared comparison tests, as JSON data.
 
     These are the labels, the level, the seeds and warm starts, the tasks, and the configuration of both conditions
-    without the tables that do not affect results. Seeds are part of it, because adding seeds after a look at
+    without the tables that do not affect results. A key has the value that the file gives it, and the hash is of the
+    configuration with its defaults. Seeds are part of it, because adding seeds after a look at
     results is optional stopping.
     """
     settings = loaded.settings
@@ -144,8 +147,9 @@ def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
     terms: dict[str, Any] = {**labels, "claim": settings.claim, "alpha": settings.alpha}
     terms |= {"seeds": settings.seed_list, "warm_starts": settings.warm_starts, "tasks": settings.tasks}
     for role, label in labels.items():
-        for one in loaded.conditions:
+        for one, config in zip(loaded.conditions, loaded.configs, strict=True):
             if one.method == label and one.task in ("", settings.claim):
+                terms[f"{role} {_HASH}"] = _hash(config)
                 terms |= {f"{role}: {key}": value for key, value in _configuration(loaded, one).items()}
     return json.loads(json.dumps(terms, default=str))
 
@@ -157,6 +161,25 @@ def _configuration(loaded: LoadedCampaign, condition: Any) -> dict[str, Any]:
     return {".".join(map(str, path)): value for path, value in leaves(data) if path[0] not in free_tables()}
 
 
+def _hash(config: LoadedConfig) -> str:
+    """Return a hash of a configuration with its defaults, without the tables that do not affect results."""
+    bound = {one.component.table for found in config.components.bound.values() for one in found}
+    free = {*free_tables(), *bound}  # what a table of a bound component sets is among the component's parameters
+    facts = {name: table for name, table in config.resolved().items() if name not in free}
+    facts["components"].pop("tracker", None)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _as_before(old: Mapping[str, Any], terms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the terms; a configuration that is only written differently, as with defaults, has its keys of before."""
+    found = dict(terms)
+    for role in _ROLES:
+        if old.get(f"{role} {_HASH}") == terms.get(f"{role} {_HASH}"):
+            found = {key: value for key, value in found.items() if not key.startswith(f"{role}: ")}
+            found |= {key: value for key, value in old.items() if key.startswith(f"{role}: ")}
+    return found
+
+
 def _history(before: Declared, terms: Mapping[str, Any]) -> list[str]:
     """Return the changes of the earlier declaration and those from it to `terms`."""
     if "terms" not in before:
@@ -165,6 +188,7 @@ def _history(before: Declared, terms: Mapping[str, Any]) -> list[str]:
     moved = old.get("claim") != terms.get("claim")  # to another task, whose settings differ in many keys
     relabelled = [f"{role}: " for role in _ROLES if moved or old.get(role) != terms.get(role)]
     keys = [key for key in dict.fromkeys((*old, *terms)) if not key.startswith(tuple(relabelled))]
+    keys = [key for key in keys if not key.endswith(_HASH)]
     found = [
         f"{key} {_shown(old.get(key))} -> {_shown(terms.get(key))}" for key in keys if old.get(key) != terms.get(key)
     ]

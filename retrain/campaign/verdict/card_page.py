@@ -140,7 +140,9 @@ def _words(card: ReportCard, condition: str) -> list[str]:
     ]
     if same := [task for task, one in rows.items() if one.same]:
         parts.append(f"makes no difference on {_listed(same)}, where its runs equal those of {card.first.baseline}")
-    described = len(declared) + len(clear) + len(near) + len(same)
+    if unpaired := [task for task, one in rows.items() if not one.seeds]:
+        parts.append(f"cannot be compared on {_listed(unpaired)}, where no seed has a result of both")
+    described = len(declared) + len(clear) + len(near) + len(same) + len(unpaired)
     seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(every) - described
     where = "on every task" if not described else f"on {rest} other task{'s' * (rest != 1)}"
     if rest:
@@ -159,29 +161,35 @@ def _words(card: ReportCard, condition: str) -> list[str]:
     if not math.isnan(across.gain.value):
         gain = estimate(across.gain, "+.3f", f" {card.first.metric}")
         improvement = estimate(across.improvement, ".2f")
-        where = " over all tasks" if len(card.tables) > 1 else ""
+        paired, tasks = sum(bool(one.seeds) for one in every.values()), len(card.tables)
+        where = f" over {'all' if paired == tasks else f'{paired} of {tasks}'} tasks" if tasks > 1 else ""
         lines.append(f"Interquartile mean{where}: {gain}; P(improvement) {improvement}.")
     return lines
 
 
 def _declared(card: ReportCard, task: str, one: Comparison) -> str:
     """Return the sentence about the declared comparison, with the time of the declaration."""
-    difference, seeds = estimate(one.difference, "+.3f", f" {one.metric}"), plural(len(one.seeds), "seed")
-    return (
-        f"As declared, {one.condition} against {one.against} on {task}: {difference}, p {p_value(one.p)}, {seeds}: "
-        f"{conclusion(one)}.{f' {card.declared.sentence}' if card.declared else ''}"
-    )
+    found, declared = _found(one, f"p {p_value(one.p)}"), f" {card.declared.sentence}" if card.declared else ""
+    return f"As declared, {one.condition} against {one.against} on {task}: {found}.{declared}"
 
 
 def _pooled(one: Comparison) -> str:
     """Return the sentence about the pooled test of the mean over tasks."""
+    if not one.seeds:
+        return (
+            f"{one.condition} against {one.against} in the mean over tasks: no seed has results of both on every task."
+        )
     tested = f"p {p_value(one.p)}" + (f", Holm {p_value(one.holm).removeprefix('= ')}" if one.size > 1 else "")
     could = f" Detectable with 80% power: ±{one.detectable:.3f}." if math.isfinite(one.detectable) else ""
+    return f"{one.condition} against {one.against} in the mean over tasks: {_found(one, tested)}.{could}"
+
+
+def _found(one: Comparison, tested: str) -> str:
+    """Return difference, p-value, number of seeds and conclusion; only the conclusion if no seed has both results."""
+    if not one.seeds:
+        return conclusion(one)
     difference, seeds = estimate(one.difference, "+.3f", f" {one.metric}"), plural(len(one.seeds), "seed")
-    return (
-        f"{one.condition} against {one.against} in the mean over tasks: {difference}, {tested}, {seeds}: "
-        f"{conclusion(one)}.{could}"
-    )
+    return f"{difference}, {tested}, {seeds}: {conclusion(one)}"
 
 
 def _claim(card: ReportCard, task: str, one: Comparison) -> str:

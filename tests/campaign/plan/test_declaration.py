@@ -72,6 +72,17 @@ def test_a_declaration_keeps_its_time_until_it_changes(plan):
     assert read_campaign(first.path).primary == "std"
 
 
+def test_a_default_that_is_written_out_changes_nothing(plan):
+    first = plan()
+    known = dated(first)
+    start(first)
+    written_out = ("2e-4", '2e-4\n"optimizer.weight_decay" = 0.0\n"training.epochs" = 1\n"ppo_clip.eps_low" = 0.2')
+    assert plan(written_out).plan.declared == known
+    assert plan().plan.declared == known
+    changed = plan((written_out[0], written_out[1].replace("0.0", "0.5"))).plan.declared["changed"]
+    assert "primary: optimizer.weight_decay unset -> 0.5" in changed
+
+
 def test_a_change_before_the_first_run_leaves_no_mark(plan):
     known = dated(plan())
     changed = plan(("alpha = 0.05", "alpha = 0.1")).plan.declared

@@ -225,6 +225,16 @@ def test_three_seeds_can_tell_nothing_and_a_lost_run_is_named(tmp_path):
     assert "No result: rare, new seed 1 missing: it was never started." in text
 
 
+def test_a_task_without_a_pair_of_runs_is_not_said_to_be_inconclusive(tmp_path):
+    text, files = card_page.write(write_tasks(tmp_path, missing=[("chain", "new", seed) for seed in range(9)]))
+    pooled, first = text.splitlines()[:2]
+    assert pooled == "new against grpo in the mean over tasks: no seed has results of both on every task."
+    assert first.endswith("; cannot be compared on chain, where no seed has a result of both.")
+    assert "is inconclusive with" not in text
+    assert "Interquartile mean over 2 of 3 tasks: " in text
+    assert "| chain | - | inconclusive |" in files[1].read_text(encoding="utf-8")
+
+
 def test_a_method_that_changes_nothing_on_a_task_is_said_to(directory, tmp_path):
     shutil.copytree(directory, tmp_path / "same")
     for run in (tmp_path / "same" / "cells" / "chain-new").iterdir():
