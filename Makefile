@@ -13,6 +13,10 @@ INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-ver
 # compiled once, whatever the environment says of bytecode.
 ENV    := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
 
+# What tests need and the processes that they start should not find: transformers imports scikit-learn wherever it is
+# installed, which takes 1.5 s of each of these hundreds of processes.
+APART  := scikit-learn joblib narwhals threadpoolctl
+
 # On two cores: a third of the time of two processes is spent on waiting for processes, servers and limits of time.
 WORKERS ?= 3
 
@@ -181,6 +185,8 @@ $(VENV)/.llm: $(VENV)/.python pyproject.toml $(PINS)
 $(VENV)/.test: $(VENV)/.python pyproject.toml $(PINS)
 	$(INSTALL) '.[test]'
 	@$(INSTALL) '.[gym]' || echo "reasoning-gym needs a C compiler to install; its tests will be skipped"
+	rm -rf $(VENV)/apart
+	PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --no-deps --target $(VENV)/apart $(APART)
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.docs: $(VENV)/.python pyproject.toml $(PINS)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A fork waits for ever for the threads that torch has had in the process that it was made of: one thread, but for the
 # numeric tests, which fork no process that computes.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("RETRAIN_TEST_THREADS", "1")
+
+# What `make` installs apart, for the tests and not for the processes that they start.
+sys.path.append(str(Path(sys.prefix, "apart")))
 
 if find_spec("hypothesis"):  # environments for one engine or executor have no property tests
     from hypothesis import HealthCheck, settings

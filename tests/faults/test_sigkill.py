@@ -198,17 +198,17 @@ def test_the_state_of_every_method_survives_kills(tmp_path, method):
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_sigterm_saves_and_exits_75_and_the_resumed_run_is_the_same(tmp_path, overlap):
-    options = f"rollout.overlap={overlap}"
+    options = (f"rollout.overlap={overlap}", "training.max_steps=8")
     (tmp_path / "run.toml").write_text(gated(tmp_path, TOML))
     (tmp_path / "open").touch()
-    assert ends(start(tmp_path, "whole", options)) == 0
+    finish(forked(_train, tmp_path, "whole", (*LONG, *options)))
     (tmp_path / "open").unlink()
-    process = start(tmp_path, "stopped", options)
+    process = start(tmp_path, "stopped", *options)
     until(lambda: steps_of(tmp_path / "runs" / "stopped" / "metrics.jsonl"), process)
     process.terminate()
     (tmp_path / "open").touch()
     assert ends(process) == 75
-    assert ends(start(tmp_path, "stopped", options)) == 0
+    assert ends(start(tmp_path, "stopped", *options)) == 0
     assert digest(tmp_path / "runs" / "stopped") == digest(tmp_path / "runs" / "whole")
 
 
