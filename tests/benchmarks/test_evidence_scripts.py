@@ -7,6 +7,7 @@ import random
 import pytest
 
 from benchmarks.evidence import audit_and_training as audits
+from benchmarks.evidence import noise_of_credit
 from benchmarks.evidence.first_mistake import Steps, auc, figures, steps
 from retrain.tools.prm_scores import ScoredRow
 from tests.campaign.tables import write_cell
@@ -67,3 +68,21 @@ def test_audits_are_ranked_against_what_training_gave(tmp_path):
     assert drawn.count(">rare</text>") == 1
     turned = audits.paired(tmp_path, [audited(good=0.5, same=1.0, bad=1.5)])
     assert audits.correlation(turned) == pytest.approx(-1.0)
+
+
+def test_parts_of_the_tokens_have_shares_of_signal_and_variance(train, capsys):
+    run = train("training.max_steps=1")
+    capsys.readouterr()
+    noise_of_credit.main(str(run), batches=5, continuations=2)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["credit", "kept", "tokens", "signal", "variance", "bias", "of", "the", "oracle's"]
+    assert [line[:8].strip() for line in lines] == [name for name in ("oracle", "grpo", "gtpo") for _ in range(5)]
+    table = [line[50:].replace("%", "").split()[:3] for line in lines]
+    for first in range(0, 15, 5):
+        whole, rare, likely, sharp, open_ = ([float(number) for number in row] for row in table[first : first + 5])
+        assert whole == [100.0, 1.0, 1.0]
+        for one, other in ((rare, likely), (sharp, open_)):
+            assert one[0] + other[0] == pytest.approx(100, abs=0.11)
+            assert one[1] + other[1] == pytest.approx(1, abs=0.011), "gradients add up"
+        assert sharp[0] == pytest.approx(90, abs=1)
+    assert lines[0].endswith(" 0.000  1.00 [1.00, 1.00]")

@@ -187,7 +187,7 @@ def audit(
         context = replace(context, resources={**context.resources, "continue_from": ContinuedEpisodes(context)})
     wanted = dict.fromkeys([BASELINE, *(names or (*DEFAULT_METHODS, own_method(context.components)))])
     methods = {name: Method(context, name) for name in wanted if name != ORACLE}
-    sampler, reduction = _Sampler(context, continuations), _reduction(context.objective)
+    sampler, reduction = BatchSampler(context, continuations), policy_reduction(context.objective)
     found, began = list[MeasuredBatch](), time.monotonic()
     for index in range(batches):
         found.append(sampler.batch(index))
@@ -204,7 +204,7 @@ def _progress_line(text: str, began: float, done: int, total: int) -> str:
     return f"{text} in {spent:.0f} s, about {spent / done * (total - done):.0f} s left of this part"
 
 
-def _reduction(objective: Objective) -> Callable[[Batch], Tensor]:
+def policy_reduction(objective: Objective) -> Callable[[Batch], Tensor]:
     """Return the function that computes the weights [N, T] of a batch's tokens in the run's policy loss."""
     terms = [one.name for one in objective.terms if source_of(one) == "policy"]
     if not terms:
@@ -213,7 +213,7 @@ def _reduction(objective: Objective) -> Callable[[Batch], Tensor]:
     return lambda batch: objective.step(batch).weights[terms[0]]
 
 
-class _Sampler:
+class BatchSampler:
     """Samples batches of the run's next problems and measures their true advantages.
 
     Attributes:
