@@ -15,7 +15,7 @@ ENV    := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TOKENIZERS
 
 # What tests need and the processes that they start should not find: transformers imports scikit-learn wherever it is
 # installed, which takes 1.5 s of each of these hundreds of processes.
-APART  := scikit-learn joblib narwhals threadpoolctl
+APART  := scikit-learn joblib cloudpickle narwhals threadpoolctl
 
 # On two cores: a third of the time of two processes is spent on waiting for processes, servers and limits of time.
 WORKERS ?= 3
