@@ -86,8 +86,9 @@ quick: $(VENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python $$(.ci/changed_packages)
 	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -p tests.no_processes $(SLOW)
 
+# ROW=2 runs the second row alone.
 test-isa: $(VENV)/.test
-	$(ENV) $(BIN)/python tests/isa.py
+	$(ENV) $(BIN)/python tests/isa.py $(if $(ROW),--row $(ROW))
 
 wheel: $(VENV)/.test
 	.ci/wheel $(BIN)/python

@@ -1,5 +1,7 @@
 """Run the tests marked `numeric` with the instruction sets of this CPU and of smaller ones: `make test-isa`.
 
+python tests/isa.py [--row N] [OPTION OF PYTEST ...]    every row, or the one of this number, from 1
+
 PyTorch chooses its own kernels by `ATEN_CPU_CAPABILITY` and oneDNN's by `ONEDNN_MAX_CPU_ISA`; both can be lowered.
 Figures may differ from row to row; whether two computations agree may not. The whole of `make test` has the CPU's own
 choice on one thread.
@@ -7,6 +9,7 @@ choice on one thread.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -48,19 +51,23 @@ def run(row: tuple[str, str, int], options: list[str]) -> tuple[int, str]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--row", type=int, choices=range(1, len(ROWS) + 1))
+    chosen, options = parser.parse_known_args()
+    rows = ROWS[chosen.row - 1 : chosen.row] if chosen.row else ROWS
     name, flags = processor()
     extra = " ".join(sorted(flag for flag in flags if flag.startswith("amx") or flag in {"avx512_bf16", "avx_vnni"}))
     print(f"{name}; PyTorch uses {torch.backends.cpu.get_cpu_capability()}; also {extra or 'nothing beyond it'}\n")
     print(f"{'ATEN':<9}{'oneDNN':<13}{'threads':<9}{'seconds':>7}  result")
     failed = 0
-    for row in ROWS:
+    for row in rows:
         missing = sorted({FLAGS[word] for word in row[:2] if FLAGS.get(word, "") not in {"", *flags}})
         began = time.perf_counter()
-        status, result = (0, f"not run: this CPU lacks {' and '.join(missing)}") if missing else run(row, sys.argv[1:])
+        status, result = (0, f"not run: this CPU lacks {' and '.join(missing)}") if missing else run(row, options)
         failed += status != 0
         spent = time.perf_counter() - began
         print(f"{row[0]:<9}{row[1]:<13}{row[2]:<9}{spent:>7.0f}  {result}", flush=True)
-    print(f"\n{len(ROWS) - failed} passed, {failed} failed")
+    print(f"\n{len(rows) - failed} passed, {failed} failed")
     return failed > 0
 
 
