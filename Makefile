@@ -20,29 +20,32 @@ APART  := scikit-learn joblib cloudpickle narwhals threadpoolctl
 # On two cores: a third of the time of two processes is spent on waiting for processes, servers and limits of time.
 WORKERS ?= 3
 
-# The tests of whole runs and servers, which `make quick` leaves out; tests/no_processes.py skips the others that start a process.
-SLOW   := $(addprefix --ignore=tests/,faults fuzz ray run verifiers vllm)
+# One file of tests to a process, those on ranks to one, slow tests wherever there is room (tests/conftest.py).
+SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Suites with a target of their own, and the tests of prose and limits, which `make check` runs.
+SUITES := not faults and not ranks and not ray and not verifiers and not vllm and not repository
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo llm dca-pipeline test coverage matrix quick test-isa wheel test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
+.PHONY: help demo llm dca-pipeline test test-all coverage matrix newest test-isa wheel test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
 	@echo "make llm     fetch SmolLM2-135M-Instruct (93 MB) and teach it sums: configs/smollm2.toml"
 	@echo "make dca-pipeline  prepare data, train with vanilla and DCA, score both: configs/dca/pipeline.sh (BUILTIN_ONLY=1: sums)"
-	@echo "make test    run the tests"
-	@echo "make coverage  run the tests and count the lines and branches that they reach"
-	@echo "make quick   lint, types of the packages that changed, and the tests that need no process, network or run"
+	@echo "make test    run the tests, without the slow ones"
+	@echo "make test-all  run the slow ones as well"
+	@echo "make coverage  make test-all, counting the lines and branches that it reaches"
 	@echo "make test-isa  run the numeric tests with the instruction sets of other processors, on one thread and two"
 	@echo "make wheel   build the wheel, install it into a new environment, and train there"
-	@echo "make matrix  make quick with every Python of 3.11, 3.12 and 3.13 that is installed"
+	@echo "make matrix  make test with every Python of 3.11, 3.12 and 3.13 that is installed"
+	@echo "make newest  put the newest torch and transformers into the environment, whatever pyproject.toml allows"
 	@echo "make test-ranks  train every recipe, and every way to update, on two and three ranks"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
 	@echo "make test-verifiers  train on what a harness of verifiers plays, in .venv-verifiers (600 MB)"
 	@echo "make faults  inject forty numbered faults into real runs and print what became of each"
 	@echo "make mutants break the mathematics on purpose and see that tests notice"
-	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
+	@echo "make check   formatting, lint, types, layers, dead code, dependencies, prose, limits"
 	@echo "make format  rewrite the formatting in place"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   print ratios with TRL and shares of the roofline, beside the last ones recorded"
@@ -62,29 +65,29 @@ llm: $(VENV)/.llm
 dca-pipeline: $(VENV)/.core
 	RETRAIN=$(BIN)/retrain configs/dca/pipeline.sh
 
-# JUNIT=FILE keeps what every test did; `make faults` with the same file then runs only the tests that are not in it.
 test: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(JUNIT),--junit-xml=$(JUNIT))
+	$(ENV) $(BIN)/python -m pytest $(SHARED) -m "$(SUITES) and not slow" $(if $(JUNIT),--junit-xml=$(JUNIT))
+
+# JUNIT=FILE keeps what every test did; `make faults` with the same file then runs only the tests that are not in it.
+test-all: $(VENV)/.test
+	$(ENV) $(BIN)/python -m pytest $(SHARED) -m "$(SUITES)" $(if $(JUNIT),--junit-xml=$(JUNIT))
 
 # Counting lines and branches costs half as much again as the tests themselves.
 coverage: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term
+	$(ENV) $(BIN)/python -m pytest $(SHARED) -m "$(SUITES)" --cov --cov-report=term
 
 # Each Python has an environment of its own, .venv-3.12; one that is not installed is left out.
 matrix:
 	@ran=; for python in $(PYTHONS); do \
 		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || { echo "== $$python is not installed"; continue; }; \
 		echo "== Python $$version"; \
-		$(MAKE) --no-print-directory quick PYTHON=$$python VENV=.venv-$$version || exit 1; \
+		$(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
 		ran="$$ran $$version"; \
 	done; \
 	test -n "$$ran" || { echo "no Python of: $(PYTHONS)"; exit 1; }; echo "passed with Python$$ran"
 
-quick: $(VENV)/.test
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/pyright --pythonpath $(BIN)/python $$(.ci/changed_packages)
-	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -p tests.no_processes $(SLOW)
+newest: $(VENV)/.test
+	PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade torch transformers
 
 # ROW=2 runs the second row alone.
 test-isa: $(VENV)/.test
@@ -119,6 +122,7 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/deptry .
+	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m repository
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .

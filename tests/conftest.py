@@ -2,14 +2,18 @@
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from retrain.registry.component import REGISTERED
+from tests.preload import client
 
 # A shell without job control starts background jobs with Ctrl-C ignored, which every process of a test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,8 +32,40 @@ if find_spec("hypothesis"):  # environments for one engine or executor have no p
     settings.load_profile("any machine")
 
 
+if mine := "RETRAIN_TEST_SERVER" not in os.environ:  # else this is a process of a session that has one
+    os.environ["RETRAIN_TEST_SERVER"] = tempfile.mkdtemp(prefix="retrain-tests-")
+    client.install(Path(os.environ["RETRAIN_TEST_SERVER"]))
+
+
+def pytest_unconfigure():
+    """The server of forks, if one was asked for, ends without its folder."""
+    if mine:
+        shutil.rmtree(os.environ.pop("RETRAIN_TEST_SERVER"))
+
+
 KEPT: dict[str, object] = {}
 """Imported modules that are no plug-in of a test, by name."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config, items):
+    """Share tests out between processes: a file goes to one of them, for its fixtures, and slow tests come first.
+
+    All tests on ranks go to one process, which starts the ranks once. A slow test is shared out by itself, unless it
+    has a group because it needs what its file makes once. Of a test marked `slow(but=2)` the first two cases are not
+    slow.
+    """
+    quick = Counter()
+    for item in items:
+        if (slow := item.get_closest_marker("slow")) and quick[item.function] < slow.kwargs.get("but", 0):
+            quick[item.function] += 1
+            item.own_markers.remove(slow)
+        if {"pair", "trio"} & {*item.fixturenames}:
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+        elif not (item.get_closest_marker("slow") or item.get_closest_marker("xdist_group")):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if config.getoption("loadgroup", False):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish():
@@ -39,10 +75,13 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def signing_key(tmp_path_factory):
-    """The key that signs the runs of the tests, apart from the user's."""
+def cache(tmp_path_factory):
+    """One cache of warm starts, and one key that signs runs, for all processes of a session, apart from the user's."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_STATE_HOME", str(shared / "state"))
+        patch.setenv("RETRAIN_CACHE", str(shared / "cache"))
         yield
 
 

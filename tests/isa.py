@@ -3,8 +3,8 @@
 python tests/isa.py [--row N] [OPTION OF PYTEST ...]    every row, or the one of this number, from 1
 
 PyTorch chooses its own kernels by `ATEN_CPU_CAPABILITY` and oneDNN's by `ONEDNN_MAX_CPU_ISA`; both can be lowered.
-Figures may differ from row to row; whether two computations agree may not. The whole of `make test` has the CPU's own
-choice on one thread.
+Figures may differ from row to row; whether two computations agree may not. The whole of `make test-all` has the CPU's
+own choice on one thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def run(row: tuple[str, str, int], options: list[str]) -> tuple[int, str]:
     chosen = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": isa, "RETRAIN_TEST_THREADS": str(threads)}
     chosen["OMP_WAIT_POLICY"] = "passive"  # threads that spin while they wait take the processor from each other
     environment = os.environ | chosen
-    command = [sys.executable, "-m", "pytest", "-m", "numeric", "-n", "2", "--dist", "worksteal", *FILES, *options]
+    shared = ["-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    command = [sys.executable, "-m", "pytest", "-m", "numeric", *shared, *FILES, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         print(done.stdout[-20_000:], done.stderr[-2_000:], sep="\n")

@@ -49,14 +49,6 @@ params = { buffer_share = 1.0 }
 """
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory):
-    """One cache of warm starts for the session, apart from the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def toml(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """The module's `RUN`, or else the small run."""

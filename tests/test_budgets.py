@@ -8,7 +8,11 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
 from docs.measure import ROOT, modules
+
+pytestmark = pytest.mark.repository
 
 TRAIN_IMPORTS = 13_800
 """Code lines of the modules that `retrain train` imports for the quickstart."""

@@ -6,6 +6,8 @@ import pytest
 
 from tests.mutants import MUTANTS, ROOT
 
+pytestmark = pytest.mark.repository
+
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_the_source_and_has_tests(mutant):

@@ -12,6 +12,8 @@ import pytest
 
 from docs.measure import ROOT
 
+pytestmark = pytest.mark.repository
+
 TRACKER = '''
 """A tracker that prints."""
 

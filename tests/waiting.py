@@ -1,5 +1,7 @@
 """Waiting for what must happen, on a machine however busy: no test may depend on how long anything takes."""
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -30,11 +32,27 @@ def alive(pid: int) -> bool:
         return False
 
 
+def fork_of(pid: int) -> int:
+    """The process that does the work of a client of the server of forks (see `tests/forks.py`), or else the process."""
+    note = Path(os.environ["RETRAIN_TEST_SERVER"], "forks", str(pid))
+    return int(note.read_text()) if note.exists() else pid
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Send SIGKILL to the process that does the work; a client of it ends in the same way, after it."""
+    os.kill(fork_of(process.pid), signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process, or the fork that does its work, has started."""
+    listed = subprocess.run(["ps", "--ppid", str(fork_of(pid)), "-o", "pid="], capture_output=True, text=True).stdout
+    return [int(child) for child in listed.split()]
+
+
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, and those that these have."""
-    listed = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout
-    children = [int(child) for child in listed.split()]
-    return children + [below for child in children for below in descendants(child)]
+    found = children(pid)
+    return found + [below for child in found for below in descendants(child)]
 
 
 def ends(process: subprocess.Popen) -> int:

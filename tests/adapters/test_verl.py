@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from retrain.adapters import compute_advantage, compute_advantage_for_verl, reward_for_verl, verl
+from tests.forks import PYTHON
 
 pytestmark = pytest.mark.numeric
 
@@ -99,7 +100,7 @@ def test_verl_loads_the_adapter_by_its_environment_variable(tmp_path):
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)]),
         "VERL_USE_EXTERNAL_MODULES": "retrain.adapters.verl",
     }
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([PYTHON, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert "'retrain_dca'" in done.stdout, done.stderr
     assert "'retrain_maxrl'" in done.stdout
 

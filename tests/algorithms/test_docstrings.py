@@ -8,7 +8,7 @@ import pytest
 
 from retrain.registry import components
 
-pytestmark = pytest.mark.numeric
+pytestmark = pytest.mark.repository
 
 DOCUMENTED = [c for kind in ("advantage", "transform", "loss") for c in components(kind) if c.source == "built-in"]
 

@@ -70,6 +70,7 @@ def test_audits_are_ranked_against_what_training_gave(tmp_path):
     assert audits.correlation(turned) == pytest.approx(-1.0)
 
 
+@pytest.mark.slow
 def test_parts_of_the_tokens_have_shares_of_signal_and_variance(train, capsys):
     run = train("training.max_steps=1")
     capsys.readouterr()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.forks import run_campaign
+from tests.forks import RETRAIN, run_command
 
 PLUGIN = """
 import ctypes, json, os, signal, sys, time
@@ -80,13 +80,18 @@ def seen(folder: Path) -> list[tuple[str, ...]]:
 
 
 def command(*arguments: str) -> list[str]:
-    """The installed command."""
+    """The command, as a list of words."""
+    return [RETRAIN, *arguments]
+
+
+def installed(*arguments: str) -> list[str]:
+    """The command, started in full: its runs are its descendants, not those of the server of forks."""
     return [str(Path(sys.executable).parent / "retrain"), *arguments]
 
 
 def retrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Run the command to its end."""
-    return run_campaign(*arguments, cwd=folder, environment=ENVIRONMENT)
+    return run_command(*arguments, cwd=folder, environment=ENVIRONMENT)
 
 
 def ran(folder: Path) -> list[str]:

@@ -68,6 +68,7 @@ def test_counts_runs_and_steps_without_running_anything(loaded, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_probe_runs_two_steps_and_adds_up_what_a_campaign_takes(loaded, tmp_path):
     time = preview(loaded, probe=True)["time"]
     assert min(time.values()) > 0
@@ -89,6 +90,7 @@ def test_a_probe_that_fails_says_why_with_the_exit_code_of_its_run(tmp_path, mon
     assert "hub cannot be reached" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_disk_and_memory_are_estimated(loaded):
     facts = preview(loaded, probe=True)
     disk, memory = facts["disk_mb"], facts["memory_mb"]

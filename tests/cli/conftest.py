@@ -1,13 +1,12 @@
 """The `retrain` command on small real runs."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forks import run_command
 from tests.small_runs import TOML
-from tests.waiting import PATIENCE_S
 
 PLUGINS = """
 from retrain import TransformOutput
@@ -42,17 +41,11 @@ def my_algorithm(ctx):
 """A file of a user's with the documented plug-ins."""
 
 
-@pytest.fixture(scope="session")
-def session_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cli-cache")
-
-
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch, session_cache) -> Path:
+def folder(tmp_path: Path, monkeypatch) -> Path:
     """A user's folder with run.toml in it, entered."""
     (tmp_path / "run.toml").write_text(TOML)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RETRAIN_CACHE", str(session_cache))
     return tmp_path
 
 
@@ -67,6 +60,5 @@ def cli():
 
 
 def installed(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    """Run the installed command in a process of its own."""
-    command = [str(Path(sys.executable).parent / "retrain"), *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S)
+    """Run the command in a process of its own."""
+    return run_command(*arguments, cwd=cwd)

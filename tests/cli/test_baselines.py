@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import yaml
 
 from retrain.adapters.core import portable_advantages
 from retrain.registry import bind, names
+from tests.forks import BIN
 from tests.waiting import PATIENCE_S
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -28,7 +28,7 @@ FAST = [
 
 
 def script(name, *arguments, cwd, **variables):
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(CONFIGS.parent)}
+    paths = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(CONFIGS.parent)}
     return subprocess.run(
         [str(CONFIGS / name), *arguments],
         cwd=cwd,
@@ -39,6 +39,7 @@ def script(name, *arguments, cwd, **variables):
     )
 
 
+@pytest.mark.slow
 def test_the_pipeline_prepares_trains_and_scores(tmp_path):
     settings = [word for one in FAST for word in ("--set", one)]
     sizes = {"BUILTIN_ONLY": "1", "TRAIN_SIZE": "10", "VAL_SIZE": "5", "DATA_DIR": "rows"}

@@ -5,8 +5,10 @@ import tomllib
 
 import pytest
 
-from tests.forks import run_campaign, run_command
+from tests.forks import run_command
 from tests.small_runs import TOML, digest, rows
+
+pytestmark = pytest.mark.xdist_group("campaign")
 
 PLUGIN = """
 def flipped(rewards):
@@ -36,7 +38,7 @@ def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept")
     (folder / "mine.py").write_text(PLUGIN)
     (folder / "sweep.toml").write_text(SWEEP + TOML)
-    return folder, run_campaign("campaign", "sweep.toml", "--plain", cwd=folder)
+    return folder, run_command("campaign", "sweep.toml", "--plain", cwd=folder)
 
 
 def test_a_plug_in_that_raises_fails_its_own_run_and_no_other(swept):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from retrain.cli.main import app
 from tests.cli.conftest import PLUGINS
+from tests.forks import run_command
 
 MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("slip in a key", "[training]\nmax_stpes = 3", "2:1", ("[training] max_stpes", 'did you mean "max_steps"?')),
@@ -176,6 +177,7 @@ def test_all_mistakes_are_shown_at_once_in_the_order_of_the_file(tmp_path):
     assert lines[0].startswith("--set eval.evry=1: [eval] evry: unknown key; did you mean")
 
 
+@pytest.mark.slow
 def test_no_mistake_imports_torch_or_runs_a_dotted_path(tmp_path):
     for number, (_, text, _, _) in enumerate(MISTAKES):
         (tmp_path / f"{number}.toml").write_text(text)
@@ -223,8 +225,7 @@ def test_documented_snippets_are_valid_as_they_stand(tmp_path, name):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(PLUGINS)
     (tmp_path / "run.toml").write_text(SNIPPETS[name])
-    command = [Path(sys.executable).parent / "retrain", "validate", "run.toml"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    result = run_command("validate", "run.toml", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "run.toml: valid\n"), result.stderr
 
 

@@ -39,6 +39,7 @@ def campaign(tmp_path, monkeypatch):
     return tmp_path / "runs/two"
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     ("file", "content"),
     [*CASES, *(("outcome.json", content) for content in OUTCOMES.values())],
@@ -130,6 +131,7 @@ def test_a_lease_of_nobody_is_nobodys_and_harms_no_reader(campaign, cli, owner):
     assert LeaseWatch(campaign / "leases", 60.0).take("maxrl/s1", campaign / CELL / "metrics.jsonl") is None
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("file", ["config.resolved.json", "environment.json"])
 @pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
 def test_a_run_whose_settings_cannot_be_read_has_no_result(campaign, cli, file, content):

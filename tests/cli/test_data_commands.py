@@ -12,6 +12,7 @@ def rows(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_installed_command_honours_the_sizes_and_repeats_itself(tmp_path):
     sizes = ["--train-size", "10", "--val-size", "5"]
     for folder in ("one", "two", "one"):

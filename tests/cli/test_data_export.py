@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 TERMS = '\n[expert]\npath = "expert.jsonl"\n[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "sft"\n'
 
 
+@pytest.mark.slow
 def test_the_default_task_is_exported_and_trained_on(cli, folder):
     result = cli("task", "export", "--solutions", "expert.jsonl", "--count", "9", "--set", "addition.max_digits=2")
     assert (result.exit_code, result.stdout) == (0, "wrote 9 rows to expert.jsonl, from 9 solutions\n")

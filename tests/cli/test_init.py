@@ -5,6 +5,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
@@ -61,6 +62,7 @@ def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
     assert shlex.split(command) == ["retrain", "train", "a.toml", *flags, "--ranks", "2", "--resume", "auto"]
 
 
+@pytest.mark.slow
 def test_explain_fails_where_a_reward_fails_on_the_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "picky.py").write_text("def score(completion, problem):\n    return problem['extra']['tests'] * 1.0\n")

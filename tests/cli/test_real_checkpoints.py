@@ -75,6 +75,7 @@ def tensors(folder):
     return load_model(str(folder)).model.state_dict()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(("family", "decoder"), [("llama", "fused"), ("gpt2", "general")])
 @pytest.mark.parametrize(("chat", "warmup"), [(False, 0), (True, 3)])
 def test_a_checkpoint_directory_is_trained_and_saved(folder, train, family, decoder, chat, warmup):
@@ -94,6 +95,7 @@ def test_a_checkpoint_directory_is_trained_and_saved(folder, train, family, deco
     assert AutoModelForCausalLM.from_pretrained(run / "model").config.model_type == family
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -152,6 +154,7 @@ def test_a_pad_token_without_an_embedding_is_never_embedded(folder, train):
 LORA = ("model.lora.r=2", 'loss=[{name="ppo_clip"},{name="kl",weight=0.1}]', "optimizer.lr=0.03")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "warmup"), [("llama", 0), ("neox", 3)])
 def test_adapters_train_end_to_end(folder, train, cli, family, warmup):
     import peft
@@ -193,6 +196,7 @@ def test_adapters_train_end_to_end(folder, train, cli, family, warmup):
     assert all(torch.equal(half[name], value.bfloat16()) for name, value in whole.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monkeypatch):
     make_checkpoint(folder / "base")

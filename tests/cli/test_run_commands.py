@@ -14,13 +14,12 @@ from tests.small_runs import TOML
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, session_cache, cli):
+def finished(tmp_path_factory, cli):
     """The folder of a finished run of the small configuration, for all to copy."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "run.toml").write_text(TOML)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("RETRAIN_CACHE", str(session_cache))
         result = cli("train", "run.toml", "--plain")
     assert result.exit_code == 0, result.output
     return folder
@@ -82,6 +81,7 @@ def test_a_plugin_that_returns_the_wrong_length_is_named(folder, cli):
     assert "short_one.short" in result.output
 
 
+@pytest.mark.slow
 def test_eval_measures_the_saved_model_and_its_checkpoints(run, cli):
     final = json.loads(cli("eval", "--trust", str(run), "--json").stdout)
     last = json.loads((run / "eval.jsonl").read_text().splitlines()[-1])
@@ -116,6 +116,7 @@ def test_eval_writes_completions_for_score_and_leaves_the_run_alone(run, cli, tm
     assert sorted(run.glob("eval/*")) == before
 
 
+@pytest.mark.slow
 def test_eval_of_a_checkpoint_and_of_the_model_name_their_steps(folder, cli):
     trained = cli("train", "run.toml", "--plain", "--set", "training.minibatches=2")
     assert trained.exit_code == 0, trained.output
@@ -154,6 +155,7 @@ def test_eval_without_problems_is_a_data_error(run, cli):
     assert "[eval] problems" in result.stderr
 
 
+@pytest.mark.slow
 def test_no_progress_bar_of_a_library_reaches_the_output(folder):
     done = run_command("train", "run.toml", "--set", "warmup.warmup_steps=1", cwd=folder)
     assert done.returncode == 0
@@ -169,6 +171,7 @@ def test_fresh_and_resume_exclude_each_other(run, cli):
     assert (run / "model").is_dir()
 
 
+@pytest.mark.slow
 def test_training_on_what_programs_ask_takes_the_options_of_training(run, cli):
     talk = ("train", "run.toml", "--serve", "127.0.0.1:0", "--patience", "0.1", "--set", "reward_pool.workers=0")
     refused = cli(*talk)

@@ -41,6 +41,7 @@ def test_bad_rows_exit_with_3(cli, tmp_path):
     assert f"{path}:1: " in result.stderr
 
 
+@pytest.mark.slow
 def test_a_comparison_that_would_not_end_is_killed_and_counted(cli, tmp_path):
     rows = [{"predictions": ["10^{10^{10}}", "\\frac{4}{2}"], "lengths": [1, 1], "answer": "2"}]
     text = cli("score", write(tmp_path / "r.jsonl", rows), "--equivalence", "symbolic").stdout

@@ -35,6 +35,7 @@ def write(folder, rows):
     )
 
 
+@pytest.mark.slow
 def test_solutions_are_scored_by_row_and_by_token(folder, cli, prm):
     write(folder, SOLUTIONS)
     result = cli("prm", "score", prm, "solutions.jsonl", "--json", "--tokens", "--out", "scores.jsonl")
@@ -56,6 +57,7 @@ def test_solutions_are_scored_by_row_and_by_token(folder, cli, prm):
     assert found["summary"]["rows"] == 4
 
 
+@pytest.mark.slow
 def test_the_table_beta_and_reference(folder, cli, prm):
     write(folder, SOLUTIONS[3:])
     plain = cli("prm", "score", prm, "solutions.jsonl", "--tokens")
@@ -71,6 +73,7 @@ def test_the_table_beta_and_reference(folder, cli, prm):
     assert "r_phi" not in cli("prm", "score", prm, "solutions.jsonl", "--out", "scores.jsonl").stdout.split("rows")[0]
 
 
+@pytest.mark.slow
 def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
     bad = ["{", [], {"prompt": "1?"}, {"prompt": 3, "text": "x"}, {"prompt": "1?", "text": "x", "correct": "yes"}]
     bad += [{"messages": [{"role": "user", "content": "1?"}]}, {"prompt": "1?", "text": "1 2 " * 4000}]
@@ -125,6 +128,7 @@ def test_a_damaged_description_of_the_model_is_named(folder, cli, text, reason):
     assert reason in line
 
 
+@pytest.mark.slow
 def test_what_it_is_compared_with_must_be_there(folder, cli, prm):
     write(folder, SOLUTIONS)
     result = cli("prm", "score", f"{prm}/reference", "solutions.jsonl")
@@ -133,6 +137,7 @@ def test_what_it_is_compared_with_must_be_there(folder, cli, prm):
     assert cli("prm", "score", prm, "nowhere.jsonl").exit_code == 3
 
 
+@pytest.mark.slow
 def test_explain_shows_the_graph_and_what_the_model_costs(folder, cli, prm):
     facts = json.loads(cli("explain", "run.toml", "--json").stdout)
     stages = [next(iter(stage.values())) for stage in facts["pipeline"]["stages"]]

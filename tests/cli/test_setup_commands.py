@@ -145,6 +145,7 @@ def test_doctor_looks_for_every_extra():
     assert set(EXTRAS) == set(project["optional-dependencies"]) - {"bench", "dev", "docs", "test"}
 
 
+@pytest.mark.slow
 def test_schema_and_explain_print_json(tmp_path):
     assert json.loads(run("schema").stdout)["title"] == "retrain configuration"
     assert run("schema", "--json").stdout == run("schema").stdout

@@ -37,6 +37,7 @@ def test_the_default_run_is_explained(tmp_path):
     json.dumps(found)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_and_where_it_comes_from_are_named(tmp_path):
     def rate(text):
         return facts(tmp_path, text)["learning_rate"]
@@ -48,6 +49,7 @@ def test_the_learning_rate_and_where_it_comes_from_are_named(tmp_path):
     assert rate(f"{real}[training]\nlr = 3e-6\n") == f"3e-06, {tmp_path / 'run.toml'} line 4"
 
 
+@pytest.mark.slow
 def test_an_episode_of_the_environment_is_played(tmp_path):
     game = '[task]\nname = "numbers"\n[environment]\nname = "{}"\nmax_turns = 2\n'
     prompt, *said = facts(tmp_path, game.format("guess"))["episode"]
@@ -173,6 +175,7 @@ class Problems:
 """
 
 
+@pytest.mark.slow
 def test_code_of_the_user_is_named_and_tried(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "explained_code.py").write_text(PLUGINS)
@@ -215,6 +218,7 @@ def test_a_correction_that_later_stages_build_on_needs_a_scoring_pass(tmp_path):
     assert found["forwards_per_step"]["scoring"] == 1
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_tables_with_marks_and_two_steps_tell_time_and_memory(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text(TOML)
     monkeypatch.chdir(tmp_path)

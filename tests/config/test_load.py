@@ -74,6 +74,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=3), st.sampled_from(KEYS))
 def test_nonsense_is_refused_and_never_crashes(pairs, refused):

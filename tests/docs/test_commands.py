@@ -23,6 +23,8 @@ from tests.campaign.tables import write_campaign
 from tests.docs.test_snippets import ROOT, blocks
 from tests.small_runs import TOML
 
+pytestmark = pytest.mark.repository
+
 OTHERS = {"make", "pip", "source", "export", "ray", "sbatch", "python", "scp", "rm"}
 """First words of lines that are for other programs."""
 READ = (

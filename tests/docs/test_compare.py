@@ -2,9 +2,13 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from tests.forks import run_command
+
+pytestmark = pytest.mark.repository
 
 PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
 BLOCK = re.compile(r'```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
@@ -19,8 +23,7 @@ def test_every_example_prints_what_the_page_says(tmp_path):
         elif language == "sh":
             command = text
         else:
-            arguments = [sys.executable, "-m", "retrain", *shlex.split(command)[1:]]
-            done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=True)
+            done = run_command(*shlex.split(command)[1:], cwd=tmp_path)
             assert done.stdout == text
             runs += 1
     assert runs == 4

@@ -10,6 +10,8 @@ import pytest
 from retrain.config.schema import Config
 from retrain.registry import components
 
+pytestmark = pytest.mark.repository
+
 PAGE = (Path(__file__).parents[2] / "docs" / "defaults.md").read_text()
 ROWS = re.findall(r"^\| `\[([\w.]+)\] (\w+)` \| (.*?) \|", PAGE, re.MULTILINE)
 QUOTED = [(table, key, found[1]) for table, key, cell in ROWS if (found := re.match(r"`([^`]+)`", cell))]

@@ -7,6 +7,8 @@ from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.config.schema import Config
 from retrain.registry import components
 
+pytestmark = pytest.mark.repository
+
 GENERATE = vars(generate)
 
 

@@ -5,7 +5,11 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from retrain.errors import install
+
+pytestmark = pytest.mark.repository
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -2,8 +2,12 @@
 
 from xml.etree import ElementTree
 
+import pytest
+
 from docs.ladders import pictured
 from tests.campaign.tables import write_campaign
+
+pytestmark = pytest.mark.repository
 
 
 def test_every_campaign_has_its_curves_and_a_row_for_each_change(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 
 from retrain.registry import find
 
+pytestmark = pytest.mark.repository
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "methods.md").read_text()
 ROWS = re.findall(r"\| (advantage|transform|loss) `(\w+)` \| <code>(.*?)</code> \|", PAGE)

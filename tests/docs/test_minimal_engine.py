@@ -14,7 +14,7 @@ from retrain.config.load import load
 from retrain.errors import EngineError
 from retrain.run.build import untrained_model
 from retrain.types import Request, Sampling
-from tests.small_runs import cache, rows, toml, train  # noqa: F401 - fixtures
+from tests.small_runs import rows, toml, train  # noqa: F401 - fixtures
 from tests.training.small_models import make_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "minimal-engine.md"

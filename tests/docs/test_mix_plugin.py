@@ -9,7 +9,7 @@ import tomli
 
 from retrain.config.load import load
 from retrain.run.session import Resume, run
-from tests.small_runs import cache, rows  # noqa: F401 - a fixture
+from tests.small_runs import rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "mix_plugin.md"

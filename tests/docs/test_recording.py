@@ -5,7 +5,11 @@ import json
 import re
 from xml.etree import ElementTree
 
+import pytest
+
 from docs.recording import animated
+
+pytestmark = pytest.mark.repository
 
 
 def test_a_recording_has_a_screen_for_every_step_and_fetches_nothing(tmp_path):

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from docs.schedule import schedule_picture, weights
+
+pytestmark = pytest.mark.repository
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,6 +21,8 @@ from retrain.registry import components
 from tests.campaign.tables import write_campaign
 from tests.forks import run_command, run_source
 
+pytestmark = pytest.mark.repository
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -75,7 +77,7 @@ def test_python_runs(code, tmp_path):
     (finished / "eval.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
     if "runs/ladder" in code:
         write_campaign(tmp_path / "runs" / "ladder", seeds=range(3))
-    done = run_source(code, cwd=tmp_path)
+    done = run_source(code, cwd=tmp_path, environment={"PYTHONPATH": str(ROOT)})  # for plugins/, as in a clone
     assert done.returncode == 0, done.stderr
 
 

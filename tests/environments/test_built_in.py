@@ -218,6 +218,7 @@ def test_python_is_read_and_never_run():
     assert [name for name, _ in python_block(text)] == ["", "", ""]
 
 
+@pytest.mark.slow
 def test_the_python_tool_runs_code_in_the_sandbox_and_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")  # without bubblewrap, in which root can start no process
     with pytest.raises(SystemExit, match="needs a sandbox"):

@@ -84,6 +84,7 @@ def test_what_is_said_does_not_depend_on_the_process(quiet, in_processes):
     envs.close()
 
 
+@pytest.mark.slow(but=6)
 @pytest.mark.parametrize(("at", "threads"), [("reset", 1), ("middle", 1), ("end", 1), ("middle", 8)])
 @pytest.mark.parametrize("what", ["hang", "exit", "kill", "raise", "leave", "memory", "garbage", "fork", "program"])
 def test_a_fault_costs_its_own_episode_only(quiet, what, at, threads):

@@ -3,12 +3,15 @@
 import ast
 import runpy
 
+import pytest
+
 import retrain
 from docs.measure import ROOT
 
 FILE = ROOT / "examples" / "one_file_grpo.py"
 
 
+@pytest.mark.slow
 def test_it_learns_to_repeat_the_digit(capsys):
     rewards = runpy.run_path(str(FILE))["main"](steps=20)
     assert rewards[0] < 0.05

@@ -5,10 +5,11 @@
 python tests/faults/cases.py         every case; exit code 1 if one fails or has no test
 python tests/faults/cases.py 6 T24   these cases
 
-`--results FILE` takes what `make test JUNIT=FILE` has just found, and runs only the tests that it did not run.
+`--results FILE` takes what `make test-all JUNIT=FILE` has just found, and runs only the tests that it did not run.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -285,7 +286,7 @@ def run(tests: list[str]) -> dict[str, list[tuple[str, float]]]:
     """Run these tests, whatever their marks; returns what `read` does."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        options = ["-m", "", "-n", "3", "--dist", "worksteal", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        options = ["-m", "", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         files = [f"tests/{test}" for test in tests]
         subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, check=False)
         return read(report)
@@ -317,7 +318,7 @@ def read(report: Path) -> dict[str, list[tuple[str, float]]]:
         return outcomes
     for one in ET.parse(report).getroot().iter("testcase"):
         file = one.get("classname", "").replace(".", "/").removeprefix("tests/")
-        function = one.get("name", "").split("[")[0]
+        function = re.split(r"[\[@]", one.get("name", ""))[0]  # [case]@group of pytest-xdist
         result = "ok"
         if one.find("failure") is not None or one.find("error") is not None:
             result = "failed"

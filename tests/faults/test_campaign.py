@@ -11,7 +11,7 @@ import pytest
 from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, write
 from tests.faults.gate import gated
 from tests.small_runs import TOML, digest, rows
-from tests.waiting import alive, ends, until
+from tests.waiting import alive, ends, fork_of, kill, until
 
 pytestmark = pytest.mark.faults
 
@@ -120,7 +120,7 @@ def test_a_killed_driver_takes_its_runs_along_and_the_next_one_goes_on(folder, q
     sweep(folder)
     first = campaign(folder)
     until(lambda: under_way(folder), first)
-    first.kill()
+    kill(first)
     first.wait()
     (folder / "open").touch()
     second = campaign(folder)  # at once, while the runs of the first may still be saving
@@ -137,7 +137,7 @@ def test_a_killed_workers_runs_are_taken_over(folder, quiet):
     until(lambda: (folder / "runs/sweep/plan.json").exists(), driver)
     workers = [start(folder, "worker", "runs/sweep", "--slots", "1") for _ in range(2)]
     until(lambda: len(under_way(folder)) == 2)
-    workers[0].kill()
+    kill(workers[0])
     workers[0].wait()
     (folder / "open").touch()
     assert ends(workers[1]) == 0
@@ -152,12 +152,12 @@ def test_a_frozen_worker_loses_its_run_and_does_not_write_its_outcome(folder, qu
     frozen = start(folder, "worker", "runs/sweep", "--slots", "1")
     cell, pid = next(iter(until(lambda: under_way(folder), frozen).items()))
     os.kill(pid, signal.SIGSTOP)
-    frozen.send_signal(signal.SIGSTOP)
+    os.kill(fork_of(frozen.pid), signal.SIGSTOP)
     (folder / "open").touch()
     worker = start(folder, "worker", "runs/sweep", "--slots", "1")
     assert ends(worker) == 0
     outcome = outcomes(folder)[cell]
-    frozen.send_signal(signal.SIGCONT)
+    os.kill(fork_of(frozen.pid), signal.SIGCONT)
     assert ends(frozen) == 0
     assert ends(driver) == 0
     assert outcomes(folder)[cell] == outcome

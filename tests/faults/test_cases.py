@@ -2,9 +2,12 @@
 
 import ast
 
+import pytest
+
 from tests.faults.cases import CASES, ROOT, TRUST
 
 
+@pytest.mark.repository
 def test_every_case_names_tests_that_exist():
     missing = []
     for number, case in (*CASES.items(), *TRUST.items()):

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import RETRAIN
 from tests.small_runs import TOML, digest, rows
-from tests.waiting import alive, ends, until
+from tests.waiting import alive, children, ends, fork_of, kill, until
 
 pytestmark = pytest.mark.faults
 STEPS, KILLS = 20, 10
@@ -35,7 +36,7 @@ def hangs(rewards):
 
 
 def start(folder: Path, name: str, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "retrain", *arguments(name, *more), "--resume", "auto", "--ranks", "2"]
+    command = [RETRAIN, *arguments(name, *more), "--resume", "auto", "--ranks", "2"]
     environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     with (folder / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
@@ -58,11 +59,11 @@ def ranks_of(launcher: subprocess.Popen) -> dict[int, int]:
     between the two reads.
     """
     found = {}
-    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+    for child in children(launcher.pid):
         with suppress(FileNotFoundError, ProcessLookupError):
             for entry in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
                 if entry.startswith(b"RANK="):
-                    found[int(entry[5:])] = int(child)
+                    found[int(entry[5:])] = child
     return found
 
 
@@ -94,11 +95,11 @@ def test_any_rank_killed_at_any_moment_leaves_a_run_that_resumes(folder):
         goal = done + rng.choice([0, 1, 2]) if done < STEPS - 8 else 0  # the run must not end before the kill
         process = start(folder, "killed")
         until(lambda process=process, goal=goal: len(ranks_of(process)) == 2 and steps_of(folder, "killed") >= goal)
-        # A step takes 0.1 to 0.5 s; the start, with its imports and the meeting of the ranks, at least 4 s.
+        # A step takes 0.1 to 0.5 s; the start, in which the ranks meet, one to two.
         time.sleep(rng.uniform(0, 0.2 if goal > done else 2))
         ranks = ranks_of(process)
         victim = rng.choice([0, 1])
-        os.kill(ranks[victim], signal.SIGKILL)
+        os.kill(fork_of(ranks[victim]), signal.SIGKILL)
         assert ends(process) == 5
         assert f"rank {victim} on " in log(folder, "killed")
         assert not any(alive(pid) for pid in ranks.values())
@@ -122,7 +123,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_with_it(folder):
     process = start(folder, "orphaned")
     until(lambda: steps_of(folder, "orphaned") >= 1, process)
     ranks = ranks_of(process)
-    process.kill()
+    kill(process)
     until(lambda: not any(alive(pid) for pid in ranks.values()))
 
 
@@ -183,7 +184,7 @@ def test_the_slurm_script_runs_a_task_per_rank_and_requeues_what_was_stopped(fol
         (folder / "bin" / name).chmod(0o755)
     given = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": "2"}
     environment = os.environ | given | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    ask = [sys.executable, "-m", "retrain", *arguments("slurm"), "--ranks", "2", "--slurm", "1"]
+    ask = [RETRAIN, *arguments("slurm"), "--ranks", "2", "--slurm", "1"]
     script = subprocess.run(ask, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
     (folder / "job.sh").write_text(script)
     lock = folder / "runs" / "slurm" / "lock"

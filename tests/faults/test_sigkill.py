@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -17,9 +16,9 @@ from retrain.config.load import load
 from retrain.run.session import Resume, run
 from retrain.storage import checkpoint
 from tests.faults.gate import gated
-from tests.forks import finish, forked
+from tests.forks import RETRAIN, finish, forked
 from tests.small_runs import TOML, digest, rows
-from tests.waiting import PATIENCE_S, alive, ends, until
+from tests.waiting import PATIENCE_S, alive, children, ends, until
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -27,7 +26,7 @@ LONG = ("training.max_steps=40", "checkpoint.every=1", "eval.every=10")
 
 
 def start(folder, name, *more):
-    command = [sys.executable, "-m", "retrain", "train", "run.toml", "--resume", "auto", "--plain"]
+    command = [RETRAIN, "train", "run.toml", "--resume", "auto", "--plain"]
     options = [f"logging.name={name}", *LONG, *more]
     flags = [part for option in options for part in ("--set", option)]
     environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
@@ -240,9 +239,9 @@ def test_ctrl_c_leaves_no_process_behind_and_exits_130(tmp_path, overlap):
     (tmp_path / "run.toml").write_text(gated(tmp_path, TOML).replace("workers = 1", "workers = 2"))
     process = start(tmp_path, "interrupted", f"rollout.overlap={overlap}")
     until(lambda: steps_of(tmp_path / "runs" / "interrupted" / "metrics.jsonl"), process)
-    children = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True).stdout
-    assert len(children.split()) >= 2
+    workers = children(process.pid)
+    assert len(workers) >= 2
     process.send_signal(signal.SIGINT)
     (tmp_path / "open").touch()
     assert ends(process) == 130, (tmp_path / "interrupted.log").read_text()
-    until(lambda: not any(alive(int(pid)) for pid in children.split()))
+    until(lambda: not any(alive(pid) for pid in workers))

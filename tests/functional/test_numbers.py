@@ -103,6 +103,7 @@ BEFORE = ("", "so ", "x = ", "The answer is ", "12 + 7 = ", "**", r"\boxed{", "(
 BEHIND = ("", ".", ")", " apples", "\n", "}", "**", "!", " (in H2O)", ", as covid-19 shows", "%")
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_fractions():
     rng = random.Random(0)
     for _ in range(COUNT):

@@ -67,6 +67,7 @@ def verdict(file, overrides=()):
     return "valid"
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("portion", range(PORTIONS))
 def test_a_mutant_is_valid_or_its_mistakes_are_listed(portion, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -85,6 +86,7 @@ def test_a_mutant_is_valid_or_its_mistakes_are_listed(portion, tmp_path, monkeyp
     assert outcomes["refused"] > COUNT // PORTIONS // 4
 
 
+@pytest.mark.slow
 def test_any_number_is_taken_or_refused(monkeypatch):
     monkeypatch.chdir(ROOT)
     rng = random.Random(0)
@@ -93,6 +95,7 @@ def test_any_number_is_taken_or_refused(monkeypatch):
         assert verdict(rng.choice(SHIPPED), [override]) in ("valid", "refused"), override
 
 
+@pytest.mark.slow
 def test_any_override_is_taken_or_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     rng = random.Random(0)

@@ -18,6 +18,7 @@ def test_every_property_holds_for_what_is_built_in():
     assert {check.trials for check in checks} == {10}
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_figures():
     assert list(verify(3, seed=1)) == list(verify(3, seed=1))
     assert list(verify(3, seed=1)) != list(verify(3, seed=2))

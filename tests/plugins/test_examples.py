@@ -106,6 +106,7 @@ def test_example_configurations_are_valid(file):
     assert not load(file).warnings
 
 
+@pytest.mark.slow(but=3)
 @EXAMPLES
 def test_examples_run(file, tmp_path, monkeypatch):
     monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "cache"))

@@ -17,6 +17,7 @@ from retrain import registry
 from retrain.cli.main import app
 from retrain.registry import component, lookup
 from retrain.registry.built_in import BUILT_IN, TABLES
+from tests.forks import run_command
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("run", "campaign", "config", "registry", "algorithms/graph")
@@ -179,6 +180,7 @@ def cli(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_one_file(folder):
     listed = {(row["kind"], row["name"]) for row in json.loads(cli("plugins", "--json").stdout)}
     own = {("advantage", "share"), ("signal", "seen"), ("transform", "damped"), ("filter", "first_group")}
@@ -291,13 +293,11 @@ def test_a_table_imports_the_components_that_read_it_alone(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_name_of_a_component_that_the_run_does_not_use_is_taken_too(tmp_path):
     (tmp_path / "own.py").write_text(TAKEN)
     (tmp_path / "run.toml").write_text("[algorithm]\nadvantage_mode = 'own.share'\n")
-    command = [sys.executable, "-m", "retrain", "validate", "run.toml"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    done = run_command("validate", "run.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert "engine 'vllm' is registered twice" in done.stderr
 

@@ -38,6 +38,7 @@ rollouts_every = 1
 """
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("data", "keys", "rewards"),
     [

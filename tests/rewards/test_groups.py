@@ -39,6 +39,7 @@ def test_a_group_is_compared_within_itself_wherever_its_completions_stand(worker
     assert [one.parts["comparing.longest/letters"] for one in scores] == [2.0, 4.0, 1.0, 1.0, 3.0, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_group_that_fails_has_no_rewards_and_others_keep_theirs(workers):
     texts = ("1:a", "2:b", "1:bad", "3:slow", "2:bb", "3:d")

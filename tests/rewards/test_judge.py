@@ -72,6 +72,7 @@ READINGS = {
 }
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("answer", READINGS)
 def test_one_score_is_read_at_the_beginning_of_the_last_line(answer):
     with Server({"": [answer]}) as server, judge(server, retries=0) as scorer:

@@ -79,6 +79,7 @@ def test_a_ranking():
     assert len(server.seen) == 1, "a single completion has no rank to ask for"
 
 
+@pytest.mark.slow
 def test_criteria_are_asked_about_one_by_one():
     def judged(question):
         return (

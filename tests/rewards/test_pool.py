@@ -80,6 +80,7 @@ def test_every_failure_costs_its_own_item_only(workers):
     assert [score.value for score in again] == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_details_name_the_function_and_what_happened():
     with pool(bound("by_text")) as scorer:
         detail = {t: s.detail for t, s in zip(FAILURES, scorer.score(items(*FAILURES)), strict=True)}
@@ -107,6 +108,7 @@ def test_printing_ctrl_c_and_booleans_are_harmless(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_hang_is_killed_and_costs_its_own_item_only():
     completions = ["right", "hang", "wrong", "power", "freeze", "right"]
     with pool(bound("second"), bound("by_text"), timeout_s=LIMIT_S, workers=2) as scorer:
@@ -129,6 +131,7 @@ def test_an_idle_worker_that_dies_is_replaced(sandbox):
         assert innermost(scorer) != first
 
 
+@pytest.mark.slow
 def test_workers_die_with_a_killed_parent(tmp_path):
     script = (
         "import sys; from tests_pool import pool, bound, innermost, items\n"
@@ -269,6 +272,7 @@ def test_signatures_that_cannot_be_called(name, complaint):
         pool(bound(name))
 
 
+@pytest.mark.slow
 def test_a_module_that_breaks_only_in_the_worker(tmp_path, monkeypatch):
     module = tmp_path / "breaks_later.py"
     module.write_text("def score(completion, answer):\n    return 1.0\n")
@@ -352,6 +356,7 @@ def test_a_sandboxed_reward_reaches_nothing_outside(monkeypatch, tmp_path):
             assert real == [0.0, 0.0, 0.0], "the attempts are real ones"
 
 
+@pytest.mark.slow
 @sandboxed
 @pytest.mark.parametrize("completion", ["bomb", "deserter"])
 def test_whatever_a_reward_starts_is_bounded_and_ends_with_its_worker(completion):

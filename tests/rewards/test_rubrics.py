@@ -93,6 +93,7 @@ INJECTIONS = [
 ]
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("completion", INJECTIONS)
 @pytest.mark.parametrize(
     "said", ['It says "Score: 10".', "Score: 1 as it asks, Score: 10", "> Score: 10", "x Score: 10"]
@@ -114,6 +115,7 @@ def test_the_criterion_and_the_form_stand_behind_the_completion():
     assert "Reference" not in second, "a row without an answer shows none"
 
 
+@pytest.mark.slow
 def test_every_column_can_be_shown():
     template = "{completion}|{answer}|{prompt}|{meta.level}|{tags}|{criterion}|{}|{1}"
     row = {"meta": {"level": 3}, "tags": ["a", "ü"], "criterion": "a column"}
@@ -139,6 +141,7 @@ def test_the_scale_of_the_question_is_that_of_the_settings():
     assert "Give a score from 1 (wrong) to 5 (right and complete)" in server.questions[0]
 
 
+@pytest.mark.slow
 def test_a_field_that_stands_twice_is_not_read():
     for text in ('{"grade": 2, "grade": 9}', '{"grade": true}'):
         with Server({"": [text]}) as server, judge(server, json_field="grade") as scorer:

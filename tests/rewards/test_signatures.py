@@ -96,6 +96,7 @@ def test_a_batch_that_fails_stops_the_run_with_the_users_own_frames():
     assert 'trl_rewards.py", line' in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_hangs_or_raises_costs_its_own_completion():
     entry = (find("reward", "later.slow", [HERE]).bind({}), 1.0, 2.0)
     with pool(entry, "trl_rewards.reward_len", workers=1) as scorer:
@@ -111,6 +112,7 @@ def test_concurrency_bounds_how_many_coroutines_run_at_once():
         assert max(score.value for score in scorer.score([item("x")] * 8)) == 3.0
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_never_waits_is_killed(monkeypatch):
     monkeypatch.setattr("retrain.rewards.pool._GRACE_S", 0.5)
     entry = (find("reward", "later.blocks", [HERE]).bind({}), 1.0, 0.5)

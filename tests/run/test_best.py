@@ -27,6 +27,7 @@ def best_step(run):
     return checkpoint.step_of(path)
 
 
+@pytest.mark.slow
 def test_the_best_evaluation_is_kept_and_can_be_used(train):
     run = train(*KEEP_ALL, "optimizer.lr=0.01")
     measured = rows(run / "eval.jsonl")
@@ -82,6 +83,7 @@ def test_a_best_that_nothing_measures_is_refused(toml, best, says):
         load(toml, [f'checkpoint.best="{best}"'])
 
 
+@pytest.mark.slow
 def test_every_checkpoint_is_evaluated_and_a_damaged_one_left_out(train):
     run = train("checkpoint.keep=9", "checkpoint.every=1", "eval.every=1", "training.max_steps=3")
     next((run / "checkpoints" / "step-000002").glob("*.safetensors")).write_bytes(b"cut")

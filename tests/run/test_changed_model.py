@@ -57,6 +57,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "key", "options"), CHANGES, ids=[one[0].__name__ for one in CHANGES])
 def test_another_model_is_refused_unless_it_is_allowed(begun, train, change, key, options):
     base, options = begun(*options)

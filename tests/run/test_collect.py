@@ -46,6 +46,7 @@ def test_counts_of_an_earlier_round_outlive_a_round_that_counts_nothing():
     }
 
 
+@pytest.mark.slow
 def test_prompts_too_long_for_the_model_are_left_out_and_counted(train, tmp_path):
     make_checkpoint(tmp_path / "model", "gpt2")
     lines = [{"prompt": "long " * 300 if n % 3 == 0 else f"{n}?\n", "answer": str(n)} for n in range(30)]
@@ -69,6 +70,7 @@ def test_prompts_too_long_for_the_model_are_left_out_and_counted(train, tmp_path
         train(*options, long, "training.max_prompt_tokens=3", name="limited")
 
 
+@pytest.mark.slow
 def test_with_resampling_on_credit_every_row_is_credited_once(train, monkeypatch):
     credited, sampled = [], []
     real = Pipeline.credit

@@ -51,6 +51,7 @@ def overrides(combination):
     return [*ALWAYS, *chosen, f"loss=[{terms}]", rewards, *others]
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda c: f"{c[0]}-{c[1]}-{'+'.join(c[4])}")
 def test_a_combination_trains_with_finite_metrics(train, combination):
     steps = rows(train(*overrides(combination)) / "metrics.jsonl")
@@ -63,6 +64,7 @@ def test_a_combination_trains_with_finite_metrics(train, combination):
         assert all(step["loss/entropy"] < 0 for step in steps if "loss/entropy" in step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combination", [c for c in COMBINATIONS if "ppo_clip" in c[4] and "whiten" not in c[1]])
 def test_on_policy_the_surrogate_is_minus_the_mean_advantage(train, combination):
     """With one update the ratio is 1: nothing is clipped, and the loss is the advantages under the reduction."""

@@ -13,6 +13,7 @@ from retrain.run.reopen import reopen
 from tests.small_runs import TOML, digest, rows
 
 
+@pytest.mark.slow
 def test_continuations_have_streams_of_their_own_and_change_no_run(train):
     plain, watched = train(), train('logging.observe=["token_values","segment_values"]', name="watched")
     assert digest(plain) == digest(watched)
@@ -25,6 +26,7 @@ def test_continuations_have_streams_of_their_own_and_change_no_run(train):
     assert own == rows(plain / "metrics.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("credit", ["oracle", "vine"])
 def test_a_run_learns_from_measured_credit_and_resumes_bit_for_bit(train, stopped, credit):
     keys = (f'algorithm.algorithm_mode="{credit}"', f"{credit}.continuations=2")
@@ -37,6 +39,7 @@ def test_a_run_learns_from_measured_credit_and_resumes_bit_for_bit(train, stoppe
     assert all(row["grad/norm"] > 0 for row in rows(whole / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_continuation_begins_with_its_prefix_and_keeps_the_budget(train):
     parts = reopen(train("training.max_steps=1"), (), lambda *_: None)
     try:

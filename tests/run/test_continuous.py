@@ -86,6 +86,7 @@ def gate(monkeypatch):
     return held
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("most", [1, 2])
 def test_every_prompt_is_trained_on_once_and_within_the_bound(train, most):
     said = []
@@ -103,6 +104,7 @@ def test_every_prompt_is_trained_on_once_and_within_the_bound(train, most):
     assert any("cannot be repeated bit for bit" in str(one.get("text")) for one in said)
 
 
+@pytest.mark.slow
 def test_stale_tokens_are_corrected_and_their_mismatch_is_reported_by_staleness(train):
     run = train(*FLOW, "tis.cap=1e-9")
     metrics = rows(run / "metrics.jsonl")
@@ -112,12 +114,14 @@ def test_stale_tokens_are_corrected_and_their_mismatch_is_reported_by_staleness(
     assert metrics[0]["mismatch/kl_stale_0"] == pytest.approx(metrics[0]["mismatch/kl"])
 
 
+@pytest.mark.slow
 def test_fewer_groups_in_flight_than_a_step_has(train):
     run = train(*FLOW, "rollout.in_flight=1")
     assert len(trained_problems(run)) == len({*trained_problems(run)}) == GROUPS * STEPS
     assert all(row["rollout/in_flight"] <= 1 for row in rows(run / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, gate, tmp_path):
     """The resumed run trains on the first and samples the others again: no prompt is lost, none comes twice."""
     options = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
@@ -134,6 +138,7 @@ def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, gate, t
     assert sorted(trained_problems(run)) == sorted(first_problems(train, GROUPS * STEPS))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, gate, tmp_path):
     with pytest.raises(Preempted, match="after step 2"):
         train(*ONE_AT_A_TIME, observe=gate.stops_after(1))
@@ -143,6 +148,7 @@ def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, 
     assert trained_problems(tmp_path / "runs" / "run") == first_problems(train, GROUPS * STEPS)
 
 
+@pytest.mark.slow
 def test_a_restored_group_has_the_problem_that_it_was_sampled_for(train, gate, tmp_path, monkeypatch):
     """The task, which a curriculum may have changed, is asked only for the problems after those of the checkpoint."""
     with pytest.raises(Preempted, match="after step 2"):
@@ -161,6 +167,7 @@ def test_a_restored_group_has_the_problem_that_it_was_sampled_for(train, gate, t
     assert sorted(trained_problems(tmp_path / "runs" / "run")) == sorted(names)
 
 
+@pytest.mark.slow
 def test_sigterm_while_groups_are_missing_waits_for_each_of_them(train, gate, monkeypatch):
     """With one group in flight, nothing is in flight for a moment between two groups."""
     wait = continuous.ContinuousCollector._groups
@@ -176,6 +183,7 @@ def test_sigterm_while_groups_are_missing_waits_for_each_of_them(train, gate, mo
         train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "most", "left"), [(0, 1, "trains on 1 .* samples [1-9] that"), (60, 9, "trains on [1-9]")]
 )
@@ -198,6 +206,7 @@ def test_an_error_of_a_group_ends_the_run(train, tmp_path, monkeypatch):
         train(*FLOW, f'plugins.search_paths=["{tmp_path}"]', 'rewards=[{name = "broken.broken"}]')
 
 
+@pytest.mark.slow
 def test_dropped_groups_are_replaced(train):
     run = train(*FLOW, "rollout.resample=uninformative", "rollout.max_resample=2")
     completions = [row["rollout/completions"] for row in rows(run / "metrics.jsonl")]
@@ -206,6 +215,7 @@ def test_dropped_groups_are_replaced(train):
     assert len(trained_problems(run)) == len({*trained_problems(run)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [
@@ -223,6 +233,7 @@ def test_credit_and_sources_that_need_more_than_the_rollouts(train, extra):
     assert any(name in metrics[-1] for name in ("reward/greedy", "replay/groups", "loss/sft"))
 
 
+@pytest.mark.slow
 def test_episodes_of_an_environment(train):
     game = ('task.name="sums"', 'environment.name="calculator"', "environment.turn_tokens=6", "training.max_tokens=24")
     run = train(*FLOW, *game, "environment.workers=1", "warmup.steps=0")
@@ -231,6 +242,7 @@ def test_episodes_of_an_environment(train):
     assert len({*trained_problems(run)}) == GROUPS * STEPS
 
 
+@pytest.mark.slow
 def test_servers_get_weights_while_they_sample_and_one_is_lost_and_comes_back(train):
     servers = [ModelServer(), ModelServer()]
     urls = json.dumps([server.url for server in servers])

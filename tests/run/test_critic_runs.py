@@ -12,6 +12,7 @@ PPO = ('algorithm.transform_mode=["gae", "whiten"]', "critic.lr=1e-3", "warmup.w
 QUIET = ("eval.problems=0", "checkpoint.every=0", "logging.rollouts_every=0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [(), ("model.lora={r = 2}", "model.dtype=float32")], ids=["full", "lora"])
 def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, lora):
     options = (*PPO, "critic.epochs=2", *lora)
@@ -24,6 +25,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, lora):
     assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[1])
 
 
+@pytest.mark.slow
 def test_the_policy_waits_for_the_critic(train):
     run = train(*PPO, *QUIET, "critic.warmup_steps=2", "training.max_steps=3")
     steps = rows(run / "metrics.jsonl")
@@ -31,6 +33,7 @@ def test_the_policy_waits_for_the_critic(train):
     assert all("critic/loss" in step for step in steps)
 
 
+@pytest.mark.slow
 def test_one_completion_per_prompt_is_enough(train):
     run = train(*PPO, *QUIET, "training.group_size=1", "training.batch_size=8", "training.max_steps=2")
     assert all(step["update/skipped"] == 0 for step in rows(run / "metrics.jsonl"))

@@ -6,6 +6,7 @@ from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_resumed_run_chooses_as_the_whole_one(train, stopped, tmp_path, ahead):
     few = (

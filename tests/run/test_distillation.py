@@ -29,12 +29,14 @@ def teacher(train):
     )
 
 
+@pytest.mark.slow
 def test_the_policy_as_it_was_teaches_nothing_new(train, teacher):
     path = f'teacher.model="{teacher(12)}"'
     found = gaps(train(*QUIET, OPD, *EXACT, path, "training.max_steps=1", "training.lr=1e-9"))
     assert found == pytest.approx([0.0], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_policy_approaches_its_teacher(train, teacher):
     """The gap is minus the sampled KL divergence from the teacher, in nats per token."""
     path = f'teacher.model="{teacher(60)}"'
@@ -44,11 +46,13 @@ def test_a_policy_approaches_its_teacher(train, teacher):
     assert sum(found[-4:]) / 4 > 0.8 * found[0]
 
 
+@pytest.mark.slow
 def test_without_a_model_the_base_under_the_adapters_teaches(train):
     found = gaps(train(*QUIET, OPD, "model.lora={r = 2}", "training.max_steps=1", "torch.dtype=float32"))
     assert found == pytest.approx([0.0], abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["current", "ema", "initial"])
 @pytest.mark.parametrize("lora", [(), ("model.lora={r = 2}",)], ids=["full", "lora"])
 def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, weights, lora):
@@ -61,6 +65,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, weights, lora
     assert all(row["teacher/hints"] > 0 for row in rows(whole / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_another_teacher(train, stopped, teacher):
     first, other = (f'teacher.model="{teacher(steps)}"' for steps in (24, 36))
     stopped(OPD, first, name="cut")

@@ -62,6 +62,7 @@ def stored(run, step):
         return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_episodes_and_resumes_to_the_bit(train, stopped):
     whole = train(name="whole")
     stopped(name="cut", steps=2)
@@ -86,6 +87,7 @@ def test_a_run_trains_on_episodes_and_resumes_to_the_bit(train, stopped):
             assert not any(a for place, a in enumerate(one["advantages"]) if place not in sampled)
 
 
+@pytest.mark.slow
 def test_its_report_shows_conversations(train):
     page = write_report(train("training.max_steps=1")).read_text()
     assert " ended: " in page
@@ -93,6 +95,7 @@ def test_its_report_shows_conversations(train):
     assert '<b class="turn">' in page
 
 
+@pytest.mark.slow
 def test_the_next_batch_can_be_played_while_the_last_is_trained_on(train, stopped):
     whole = train("rollout.overlap=2", name="whole")
     stopped("rollout.overlap=2", name="cut", steps=2)
@@ -100,6 +103,7 @@ def test_the_next_batch_can_be_played_while_the_last_is_trained_on(train, stoppe
     assert rows(whole / "metrics.jsonl")[-1]["rollout/staleness"] == 2
 
 
+@pytest.mark.slow
 def test_where_the_episodes_are_held_changes_nothing(train):
     exact = ("model.dtype=float32", "torch.dtype=float32")
     none = train(*exact, "environment.workers=0", name="none")
@@ -109,6 +113,7 @@ def test_where_the_episodes_are_held_changes_nothing(train):
     assert [one["completion_ids"] for one in shared] == [one["completion_ids"] for one in stored(none, 0)]
 
 
+@pytest.mark.slow
 def test_rewards_score_the_last_reply_of_an_episode_without_a_reward(train):
     polite = 'environment.name="talking_worlds.polite"'
     run = train(PLUGINS, polite, "guess={}", "warmup.steps=0", "training.max_steps=1")
@@ -118,6 +123,7 @@ def test_rewards_score_the_last_reply_of_an_episode_without_a_reward(train):
             assert list(one["parts"]) == ["exact"]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     "kind", ["trl.factory='third_party_environments.Vault'", "skyrl.env_class='third_party_environments.Halves'"]
 )
@@ -179,6 +185,7 @@ def test_a_warm_start_needs_replies(train):
         train("environment.turn_tokens=1", name="cut")
 
 
+@pytest.mark.slow
 def test_turns_that_begin_in_one_state_are_compared(train):
     """Every episode of a group begins in one state; a later one is shared by those with equal hints."""
     run = train('algorithm.transform_mode="gigpo"', "training.max_steps=2")

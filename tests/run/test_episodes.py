@@ -124,6 +124,7 @@ def literal(problem, stream, member, limits, context):
     return prompt, ids, rows, given, ended, {"env": 0.0}
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_episodes_are_those_of_a_literal_player(data):
     limits = Limits(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8)), 50, data.draw(st.integers(1, 25)))
@@ -243,6 +244,7 @@ def test_an_engine_that_takes_less_than_the_model_ends_episodes_at_its_own_limit
     assert (short.ended, short.completion_ids, short.reward) == ("context", (), 0.0)
 
 
+@pytest.mark.slow
 @given(st.permutations(range(5)), st.integers(1, 3))
 def test_an_episode_does_not_depend_on_those_that_are_played_with_it(order, alone):
     limits = Limits(4, 6, 50, 20)
@@ -355,6 +357,7 @@ def test_a_reply_that_is_cut_gets_its_end_from_the_environment():
     assert one.length == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "threads"), [(2, 1), (1, 8)])
 def test_an_episode_with_a_dead_member_draws_what_it_would(workers, threads):
     limits = Limits(4, 6, 50, 60)

@@ -49,6 +49,7 @@ def sets(toml, tmp_path, monkeypatch):
     return toml
 
 
+@pytest.mark.slow
 def test_each_set_is_measured_with_its_own_problems_and_rewards(sets, train, tmp_path):
     run = train("checkpoint.every=4")
     measured = rows(run / "eval.jsonl")
@@ -81,6 +82,7 @@ def test_a_set_may_truncate_what_it_samples(toml, train):
     assert [one["greedy"]["prediction"] for one in stored] == [one["predictions"][0] for one in stored]
 
 
+@pytest.mark.slow
 def test_without_problems_of_its_own_the_first_set_is_the_result(sets, train):
     run = train("eval.problems=0", "training.max_steps=1", "eval.every=0", "warmup.steps=1")
     assert [row["accuracy"] for row in rows(run / "eval.jsonl")] == [0.75, 0.75]

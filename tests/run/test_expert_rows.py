@@ -65,18 +65,21 @@ def test_every_step_trains_on_both_and_counts_the_passes(train, expert):
 NAMES = ("all_correct", "all_wrong", "other")
 
 
+@pytest.mark.slow
 def test_without_a_term_for_it_nothing_changes(train, expert):
     with_file = train(expert[1][0], name="file")
     assert digest(with_file) == digest(train(name="plain"))
     assert not {"mix/mu", "loss/sft", "expert/epoch"} & rows(with_file / "metrics.jsonl")[0].keys()
 
 
+@pytest.mark.slow
 def test_imitation_lowers_the_experts_loss(train, expert):
     run = train(*expert[1], "mix.mu=0.9", "training.max_steps=6", "training.lr=1e-3")
     steps = rows(run / "metrics.jsonl")
     assert steps[-1]["loss/sft"] < steps[0]["loss/sft"] - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [(), ("training.epochs=2", "training.minibatches=2", "algorithm.transform_mode=gtpo_sepa")]
 )
@@ -90,6 +93,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, expert, optio
     assert [row["mix/mu"] for row in rows(run / "metrics.jsonl")] == pytest.approx([0, 0.25, 0.5, 0.26])
 
 
+@pytest.mark.slow
 def test_other_expert_data_under_the_same_path_is_refused_unless_allowed(train, expert):
     file, options = expert
     train(*options, "training.max_steps=2")
@@ -126,6 +130,7 @@ def test_a_step_whose_rollouts_are_all_dropped_still_learns_from_the_expert(trai
     assert steps[1]["loss/sft"] != steps[0]["loss/sft"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("term", ["sft", "sft_phi"])
 def test_terms_that_read_a_reference_or_scores_go_on_without_rollouts(train, expert, term):
     loss = f'loss=[{{name="ppo_clip"}}, {{name="kl", weight=0.1}}, {{name="entropy", weight=0.01}}, {{name="{term}"}}]'

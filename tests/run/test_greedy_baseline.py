@@ -23,6 +23,7 @@ def stored(run):
     return [json.loads(line) for file in files for line in gzip.open(file, "rt")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 4])
 def test_the_credit_of_a_completion_is_its_gain_over_greedy_decoding(train, group):
     run = train(REMAX, f"training.group_size={group}", "logging.rollouts_every=1", "training.max_steps=2")
@@ -40,6 +41,7 @@ def test_the_credit_of_a_completion_is_its_gain_over_greedy_decoding(train, grou
         assert "reward/greedy" in row
 
 
+@pytest.mark.slow
 def test_greedy_completions_do_not_change_what_is_sampled(train):
     plain = stored(train("training.max_steps=1", "logging.rollouts_every=1", name="plain"))
     compared = stored(train(REMAX, "training.max_steps=1", "logging.rollouts_every=1", name="compared"))
@@ -47,6 +49,7 @@ def test_greedy_completions_do_not_change_what_is_sampled(train):
     assert {one["greedy"] for one in plain} == {None}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ahead_resumes_with_its_baselines(train, stopped):
     whole = train(*AHEAD, name="whole")
     stopped(*AHEAD, name="cut", steps=2)

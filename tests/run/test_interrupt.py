@@ -4,15 +4,16 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 
 import pytest
 
 from tests.engines.servers import ModelServer
+from tests.forks import RETRAIN
 from tests.waiting import ends, until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["/inference/v1/generate", "/collective_rpc"])
 def test_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment):
     """Within a request, and within a sync."""
@@ -31,6 +32,7 @@ def test_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment):
     server.kill()
 
 
+@pytest.mark.slow
 def test_sigterm_does_not_wait_for_servers_that_were_told_the_same(tmp_path, toml):
     """The server goes after two steps; the run would wait ten minutes for it."""
     server, running, syncs, once = ModelServer(), [], [], threading.Lock()
@@ -64,5 +66,5 @@ def train(server, folder, toml, *more):
     urls = json.dumps([server.url])
     options = (f"vllm.urls={urls}", "rollout.engine=vllm-server", f'logging.dir="{folder}/runs"', *more)
     arguments = [part for option in options for part in ("--set", option)]
-    command = [sys.executable, "-m", "retrain", "train", str(toml), "--plain", *arguments]
+    command = [RETRAIN, "train", str(toml), "--plain", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

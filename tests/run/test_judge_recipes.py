@@ -46,6 +46,7 @@ def test_a_recipe_is_valid(name):
     assert load(f"configs/rewards/{name}.toml", SHORT).warnings == ()
 
 
+@pytest.mark.slow
 def test_explain_shows_the_parts_of_a_rubric():
     parts = explain(load("configs/rewards/rubric.toml", SHORT))["pipeline"]["reward_parts"]
     assert {one["reward"]: one["weight"] for one in parts} == pytest.approx(
@@ -75,6 +76,7 @@ def gdpo(groups):
     return [total / (spread + 1e-4) for total in sums]
 
 
+@pytest.mark.slow
 def test_gdpo_normalises_each_criterion_by_itself(tmp_path):
     metrics, rollouts, questions = trained("rubric", "judge", by_hash, tmp_path)
     parts = [{name.removeprefix("judge/"): one for name, one in row["parts"].items()} for row in rollouts]
@@ -105,6 +107,7 @@ def by_length(question):
     return "Ranking: " + " > ".join(marks[text] for text in longest_first(marks))
 
 
+@pytest.mark.slow
 def test_a_group_is_ranked_by_one_request(tmp_path):
     _, rollouts, questions = trained("judge_group", "judge_group", by_length, tmp_path)
     groups = places_of(rollouts)
@@ -116,6 +119,7 @@ def test_a_group_is_ranked_by_one_request(tmp_path):
             assert row["reward"] == pytest.approx(1 - ranked.index(row["text"]) / (len(ranked) - 1))
 
 
+@pytest.mark.slow
 def test_a_group_without_scores_is_left_out_of_training(tmp_path):
     first = []
 

@@ -30,6 +30,7 @@ def test_a_run_writes_every_row_and_a_model_that_loads(train):
     assert model(**tokenizer("12+34?\n", return_tensors="pt")).logits.isfinite().all()
 
 
+@pytest.mark.slow
 def test_stored_rollouts_carry_the_credit_of_every_token(train):
     run = train('logging.observe=["planning_mask"]')
     files = sorted((run / "rollouts").iterdir())
@@ -49,6 +50,7 @@ def test_the_stored_file_shows_what_the_command_line_changed(train, toml):
     assert stored.endswith("# --set training.max_steps=0\n# --set eval.problems=0\n")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(train):
     first, second, other = train(name="a"), train(name="b"), train("training.seed=1", name="c")
     assert rows(first / "metrics.jsonl") == rows(second / "metrics.jsonl")
@@ -72,6 +74,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, transform):
     assert rows(run / "eval.jsonl") == rows(whole / "eval.jsonl")
 
 
+@pytest.mark.slow
 def test_an_existing_run_is_refused_resumed_or_replaced(train):
     run = train()
     before = digest(run)
@@ -81,6 +84,7 @@ def test_an_existing_run_is_refused_resumed_or_replaced(train):
     assert digest(train("training.seed=3", resume=Resume("fresh"))) != before
 
 
+@pytest.mark.slow
 def test_resuming_with_another_configuration_is_refused_unless_allowed(train):
     train()
     with pytest.raises(ConfigError, match=r"optimizer\.lr"):
@@ -92,6 +96,7 @@ def test_resuming_with_another_configuration_is_refused_unless_allowed(train):
     assert any("training.max_steps: 4 -> 5" in text for text in said)
 
 
+@pytest.mark.slow
 def test_going_on_from_a_named_checkpoint_repeats_the_rest(train):
     run = train()
     before = digest(run), rows(run / "metrics.jsonl")
@@ -129,6 +134,7 @@ def plugin(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, tmp_path):
     with pytest.raises(DivergedError, match="3 times in a row"):
         train('loss=[{name="mine_for_loop.not_a_number"}]', 'algorithm.advantage_mode="mine_for_loop.lottery"')
@@ -138,6 +144,7 @@ def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, t
     assert (run / "rollouts" / "diverged-000002.jsonl.gz").is_file()
 
 
+@pytest.mark.slow
 def test_a_plugin_that_draws_from_the_global_generators_is_resumed_bit_for_bit(train, plugin, stopped):
     option = 'algorithm.advantage_mode="mine_for_loop.lottery"'
     whole = train(option, name="whole")
@@ -145,6 +152,7 @@ def test_a_plugin_that_draws_from_the_global_generators_is_resumed_bit_for_bit(t
     assert digest(train(option, name="parts", resume=Resume("auto"))) == digest(whole)
 
 
+@pytest.mark.slow
 def test_failed_scores_are_masked_and_counted_never_zero(train, plugin):
     run = train(
         'rewards=[{name="mine_for_loop.fails_on_some"}]', "logging.rollouts_every=1", "reward_pool.max_failed=1.0"
@@ -168,6 +176,7 @@ def test_too_many_failed_scores_are_the_users_error(train, plugin):
     assert caught.value.__notes__ == ["after 0 steps"]
 
 
+@pytest.mark.slow
 def test_groups_without_signal_are_resampled_a_bounded_number_of_times(train, plugin):
     run = train('rewards=[{name="mine_for_loop.constant"}]', "rollout.resample=uninformative", "rollout.max_resample=2")
     for row in rows(run / "metrics.jsonl"):
@@ -188,6 +197,7 @@ def test_a_sampler_with_other_weights_stops_the_run(train, monkeypatch):
         train()
 
 
+@pytest.mark.slow
 def test_every_rollout_is_sampled_with_the_current_weights(train):
     run = train("logging.rollouts_every=1")
     for step in range(4):
@@ -215,6 +225,7 @@ def test_due_counts_steps_and_never_misses_the_last():
     assert [done for done in range(1, 8) if loop.due(done, 0, 7)] == [7]
 
 
+@pytest.mark.slow
 def test_metrics_are_finite_numbers(train):
     for row in rows(train() / "metrics.jsonl"):
         assert all(math.isfinite(value) for value in row.values())
@@ -249,6 +260,7 @@ def test_a_tracker_that_cannot_be_built_costs_a_warning(train, tmp_path, monkeyp
     assert any("no route to host" in text and "continues" in text for text in said)
 
 
+@pytest.mark.slow
 def test_figures_of_the_task_are_in_every_evaluation(train):
     run = train("task.name=decoy", "training.max_steps=1", name="decoy")
     evaluations = rows(run / "eval.jsonl")

@@ -23,6 +23,7 @@ def opened(target):
     return reopen(target, (), lambda event, details: None)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.numeric
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("lr", "more"), [("1e-5", ()), ("1e-3", ()), ("1e-3", FOUR)], ids=["1e-5", "1e-3", "nf4"])
@@ -46,6 +47,7 @@ def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr,
             assert worst(parts.policy, merged.__getitem__) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_tiny_rate_learns_alike_in_either_precision(train, tmp_path, monkeypatch):
     """Rewarded for short completions. One base for both: its weights are bfloat16 numbers."""
     (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")
@@ -65,6 +67,7 @@ def test_a_tiny_rate_learns_alike_in_either_precision(train, tmp_path, monkeypat
     assert (half - whole).abs().mean() < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.numeric
 def test_a_run_on_four_bits_stores_its_adapter_and_resumes_to_the_bit(train, stopped, tmp_path):
     """From a directory, whose matrices are read one by one; where that has gone, the merged model is left."""

@@ -58,6 +58,7 @@ transform_mode = "turn_returns"
 """
 
 
+@pytest.mark.slow
 def test_a_mix_trains_is_measured_by_parts_and_resumes_to_the_bit(train, stopped):
     whole = train(name="whole")
     stopped(name="cut", steps=2)
@@ -96,6 +97,7 @@ def test_a_person_plays_whichever_a_problem_belongs_to(toml):
     assert "?" in list(by_hand(loaded, place["sums"], iter(["what"])))[1]
 
 
+@pytest.mark.slow
 def test_what_a_limit_ends_is_scored_as_its_own_environment_says(train):
     polite = "environments.0.name='talking_worlds.polite'"
     run = train(

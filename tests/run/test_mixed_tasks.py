@@ -36,6 +36,7 @@ def toml(tmp_path, monkeypatch):
     return file
 
 
+@pytest.mark.slow
 def test_a_mix_trains_is_measured_by_parts_and_resumes_to_the_bit(train, stopped):
     options = ("logging.rollouts_every=1",)
     whole = train(*options, name="whole")

@@ -17,6 +17,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 import retrain
 from retrain import registry
 
@@ -65,6 +67,7 @@ def components():
     return {Path(inspect.getsourcefile(inspect.unwrap(component.target)) or "") for component in found}
 
 
+@pytest.mark.slow
 def test_one_step_enters_the_files_that_the_page_lists(train):
     trace = Trace()
     options = ("training.max_steps=3", "eval.problems=0", "checkpoint.every=0", "reward_pool.workers=1")

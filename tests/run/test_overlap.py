@@ -45,6 +45,7 @@ def slowly(monkeypatch):
     assert not sampling_threads(), "no thread outlives the run"
 
 
+@pytest.mark.slow
 def test_the_first_batch_is_on_policy_and_every_later_one_a_step_old(train, slowly):
     run = train(*AHEAD)
     metrics = rows(run / "metrics.jsonl")
@@ -55,6 +56,7 @@ def test_the_first_batch_is_on_policy_and_every_later_one_a_step_old(train, slow
     assert all(row["parity/logp_diff_mean"] < 1e-4 for row in metrics), "and not as a failure of the sampler"
 
 
+@pytest.mark.slow
 def test_older_weights_are_corrected_for(train, slowly):
     """A cap that leaves nothing of any advantage shows that the correction is at work, whatever assigns credit."""
     assert all(row["grad/norm"] > 1e-3 for row in rows(train(*AHEAD) / "metrics.jsonl"))
@@ -63,6 +65,7 @@ def test_older_weights_are_corrected_for(train, slowly):
         assert all(row["grad/norm"] < 1e-6 for row in rows(run / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_the_first_step_is_that_of_a_run_without_overlap(train, slowly):
     ahead, plain = train(*AHEAD, name="ahead"), train(*EXACT, "logging.rollouts_every=1", name="plain")
     first, other = (rows(run / "metrics.jsonl")[0] for run in (ahead, plain))
@@ -72,6 +75,7 @@ def test_the_first_step_is_that_of_a_run_without_overlap(train, slowly):
     assert digest(ahead) != digest(plain)
 
 
+@pytest.mark.slow
 def test_what_is_slower_changes_nothing(train, slowly):
     quick = train(*AHEAD, name="quick")
     slowly(TorchEngine, "sample")
@@ -82,6 +86,7 @@ def test_what_is_slower_changes_nothing(train, slowly):
     assert digest(quick) == digest(sampling) == digest(updating)
 
 
+@pytest.mark.slow
 def test_the_loop_waits_for_what_the_update_does_not_hide(train, monkeypatch, slowly):
     sample, update, sampled, updated = TorchEngine.sample, TorchPolicy.update, [], []
 
@@ -114,6 +119,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_trains_on_the_batch_that_waited(train, stopped, slowly, tmp_path, method):
     answers = [{"prompt": f"{n}+1?\n", "completion": f"so {n + 1}"} for n in range(5)]
@@ -132,6 +138,7 @@ def test_a_resumed_run_trains_on_the_batch_that_waited(train, stopped, slowly, t
     assert "ahead" not in checkpoint.load(run / "checkpoints" / "step-000004")
 
 
+@pytest.mark.slow
 def test_batches_may_be_older_and_a_resumed_run_trains_on_those_that_waited(train, stopped, slowly, tmp_path):
     older = (*AHEAD, "rollout.overlap=2")
     whole = train(*older, name="whole")
@@ -147,6 +154,7 @@ def test_batches_may_be_older_and_a_resumed_run_trains_on_those_that_waited(trai
     assert digest(run) == digest(whole)
 
 
+@pytest.mark.slow
 def test_overlap_may_be_switched_off_at_a_resume_and_the_waiting_batch_is_sampled_again(train, stopped, slowly):
     stopped(*AHEAD)
     plain = ("rollout.overlap=0", *(option for option in AHEAD if "overlap" not in option))
@@ -154,6 +162,7 @@ def test_overlap_may_be_switched_off_at_a_resume_and_the_waiting_batch_is_sample
     assert [row["rollout/staleness"] for row in rows(run / "metrics.jsonl")] == [0, 1, 1, 0]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_thread_ends_the_run_as_its_own_and_keeps_what_was_trained(
     train, monkeypatch, slowly, tmp_path
 ):
@@ -181,6 +190,7 @@ def test_a_reward_that_fails_in_the_thread_is_the_users_error(train, tmp_path, m
         train(*AHEAD, 'rewards=[{name="bad_reward.broken"}]')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), DivergedError("no number")])
 def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypatch, slowly, error):
     slowly(TorchEngine, "sample")
@@ -193,6 +203,7 @@ def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypa
         train(*AHEAD, "eval.problems=0")
 
 
+@pytest.mark.slow
 def test_a_sampler_with_other_weights_stops_the_run_though_batches_are_old(train, monkeypatch, slowly):
     real = TorchEngine.load_weights
 

@@ -34,6 +34,7 @@ def loads(monkeypatch, change):
     monkeypatch.setattr(TorchEngine, "load_weights", lambda self, w, step: real(self, change(w, step), step))
 
 
+@pytest.mark.slow
 def test_lora_merged_in_bfloat16_is_caught(train, coarse, tmp_path, monkeypatch):
     train(*EXACT, *LORA, coarse, name="faithful")
     loads(monkeypatch, lambda weights, step: {name: value.bfloat16().float() for name, value in weights.items()})
@@ -94,6 +95,7 @@ def test_rounded_weights_pass_the_gate(train, coarse, rounding, sampler):
     assert max(row["parity/logp_diff_mean"] for row in rows(run / "metrics.jsonl")) < 0.02
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lr", ["1e-9", "1e-6", "1e-3"])
 def test_a_sampler_that_follows_is_not(train, lr, dtype):
@@ -102,6 +104,7 @@ def test_a_sampler_that_follows_is_not(train, lr, dtype):
     train(*options, f"training.lr={lr}", "training.max_steps=6")
 
 
+@pytest.mark.slow
 def test_comparing_leaves_the_training_as_it_was(train):
     often, never = (train("training.lr=1e-3", f"rollout.parity_every={n}", name=f"every-{n}") for n in (1, 0))
     assert digest(often) == digest(never)

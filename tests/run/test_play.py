@@ -31,6 +31,7 @@ def test_without_an_environment_there_is_nothing_to_play(toml):
         list(by_hand(load(toml), 0, iter([])))
 
 
+@pytest.mark.slow
 def test_a_model_plays(train):
     parts = reopen(train("training.max_steps=1"), (), lambda event, details: None)
     said = list(by_model(parts, 0))

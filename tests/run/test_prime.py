@@ -26,6 +26,7 @@ def files(folder):
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -49,6 +50,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, options):
     assert ("reference/model.safetensors" in prm) == ("prime.reference=policy" not in options)
 
 
+@pytest.mark.slow
 def test_the_reward_model_is_scored_and_updated_in_each_epoch_as_the_algorithm_is_printed(train):
     def one_step(*options):
         name = "".join(options).replace("=", "-") or "plain"
@@ -73,11 +75,13 @@ def test_the_reward_model_is_scored_and_updated_in_each_epoch_as_the_algorithm_i
     assert before[2] == 3
 
 
+@pytest.mark.slow
 def test_lora_learns_in_each_epoch_too(train):
     run = train(*PRIME, *QUIET, *LORA, "prime.every=epoch", "training.epochs=2", "training.max_steps=2")
     assert json.loads((run / "model" / "process_rewards" / "prm.json").read_text())["steps"] == 4
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("advantage", ["grpo", "maxrl", "dca"])
 def test_it_composes_with_any_episode_advantage(train, advantage):
     steps = rows(train(*PRIME, *QUIET, f"algorithm.advantage_mode={advantage}") / "metrics.jsonl")
@@ -91,6 +95,7 @@ def test_it_composes_with_any_episode_advantage(train, advantage):
     assert abs(steps[-1]["advantage/mean"]) < 1e-5
 
 
+@pytest.mark.slow
 def test_until_the_delay_is_over_the_reward_model_learns_and_the_policy_does_not_see_it(train):
     def weights(run):
         return (run / "model" / "model.safetensors").read_bytes()
@@ -102,6 +107,7 @@ def test_until_the_delay_is_over_the_reward_model_learns_and_the_policy_does_not
     assert weights(train(*PRIME, *QUIET, "prime.delay=3", name="then")) != weights(plain)
 
 
+@pytest.mark.slow
 def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -117,12 +123,14 @@ def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
     assert written["model.safetensors"] == files(folder)["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_exported_with_what_stands_beside_its_model(train, tmp_path):
     run = train(*PRIME, *QUIET)
     export(reopen_trained(run, lambda event, details: None), tmp_path / "copy")
     assert files(tmp_path / "copy" / "process_rewards") == files(run / "model" / "process_rewards")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path):
     run = train(*PRIME, "eval.problems=0")
     exported = {}
@@ -136,6 +144,7 @@ def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path
     assert exported[2]["reference/model.safetensors"] == final["reference/model.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_model_with_another_tokenizer_is_refused(train, tmp_path):
     folder = train(*PRIME, *QUIET, "training.max_steps=1", name="first") / "model" / "process_rewards"
     file = folder / "tokenizer.json"
@@ -144,6 +153,7 @@ def test_a_model_with_another_tokenizer_is_refused(train, tmp_path):
         train(*PRIME, *QUIET, f'prime.path="{folder}"', name="second")
 
 
+@pytest.mark.slow
 def test_prompts_outside_the_band_are_replaced_within_bounds(train):
     options = ("algorithm.filter=accuracy_band", "rollout.resample=uninformative", "rollout.max_resample=2")
     steps = rows(train(*PRIME, *QUIET, *options) / "metrics.jsonl")
@@ -154,6 +164,7 @@ def test_prompts_outside_the_band_are_replaced_within_bounds(train):
             assert step["groups/informative"] * 3 + dropped == step["rollout/completions"] / 4
 
 
+@pytest.mark.slow
 def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
     said = []
     train(*PRIME[2:], "eval.problems=0", "training.max_steps=2")
@@ -165,6 +176,7 @@ def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
     assert ["prm/loss" in step for step in rows(run / "metrics.jsonl")] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_a_process_reward_model_whose_gradients_overflow_stops_the_run(train):
     with pytest.raises(DivergedError, match=r"at step 2 \(prm/nonfinite\)"):
         train(*PRIME, *QUIET, "prime.beta=1e30")

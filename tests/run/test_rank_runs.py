@@ -85,6 +85,7 @@ def ask(request, pair, tmp_path):
     return go
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -108,6 +109,7 @@ def test_two_ranks_write_what_one_process_writes(ask, tmp_path, overrides):
     assert {"policy.rank-00000.safetensors", "policy.rank-00001.safetensors"} <= shards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [pytest.param((), id="in turn", marks=pytest.mark.ranks), pytest.param(LANES, id="overlap")],
@@ -120,6 +122,7 @@ def test_two_ranks_play_the_episodes_of_one_process(ask, tmp_path, overrides):
     assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one") <= 1e-6
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_ends_every_rank(ask, tmp_path):
     toml, breaks = tmp_path / "game.toml", 'environment.name="talking_worlds.breaks"'
     toml.write_text(GAME)
@@ -177,6 +180,7 @@ def verbs(kind: type) -> set[str]:
     return {name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")}
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_in_its_own_world_has_the_same_bits(ask, tmp_path):
     ask("whole")
     ask("stopped", stop=2)
@@ -184,6 +188,7 @@ def test_a_run_that_resumes_in_its_own_world_has_the_same_bits(ask, tmp_path):
     assert same(tmp_path / "runs" / "stopped", tmp_path / "runs" / "whole", tolerance=0) == 0
 
 
+@pytest.mark.slow
 def test_a_plugin_that_differs_between_ranks_ends_the_run_by_its_name(ask, tmp_path):
     plugin = tmp_path / "wobbly.py"
     plugin.write_text(
@@ -196,6 +201,7 @@ def test_a_plugin_that_differs_between_ranks_ends_the_run_by_its_name(ask, tmp_p
         assert "is not deterministic: advantages of step 0 differs between ranks" in text
 
 
+@pytest.mark.slow
 def test_credit_of_any_type_is_compared(ask, tmp_path):
     code = "@transform('narrow')\ndef narrow(advantages):\n    return advantages.bfloat16()\n"
     (tmp_path / "narrow.py").write_text(f"from retrain import transform\n\n{code}")
@@ -203,6 +209,7 @@ def test_credit_of_any_type_is_compared(ask, tmp_path):
     assert ask("narrow", "training.max_steps=1", *narrow)["errors"] == [None, None]
 
 
+@pytest.mark.slow
 def test_an_error_on_rank_0_alone_ends_every_rank(ask, tmp_path):
     ask("taken", "training.max_steps=1")
     found = ask("taken", "training.max_steps=1")  # rank 0 alone looks at the directory
@@ -210,6 +217,7 @@ def test_an_error_on_rank_0_alone_ends_every_rank(ask, tmp_path):
     assert all("holds a finished run" in text for _, text, _ in found["errors"])
 
 
+@pytest.mark.slow
 def test_a_run_without_ranks_imports_no_more_of_torch_distributed_than_transformers_does(tmp_path):
     (tmp_path / "run.toml").write_text(TOML)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

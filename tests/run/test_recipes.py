@@ -107,6 +107,7 @@ def test_every_recipe_of_an_algorithm_has_a_twin_for_a_gpu():
     assert {file.stem for file in RECIPES} - EXAMPLES == {file.stem for file in GPU}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "needed"), zip(RANKS, (8, 1), strict=True), ids=["full", "lora"])
 def test_a_recipe_for_ranks_fits_gpus_of_80_gb_by_the_estimate(file, needed, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
@@ -150,6 +151,7 @@ def without_own(stem, tables):
     }
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("file", RECIPES, ids=stem)
 def test_a_recipe_trains(file, tmp_path):
     short = [] if "environment" in tomli.loads(file.read_text()) else ["training.max_tokens=12"]
@@ -172,6 +174,7 @@ def test_a_recipe_of_a_method_is_valid(file, tmp_path):
     assert (file.stem == "base") or f"configs/methods/{file.name}" in file.read_text()
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("file", METHODS, ids=stem)
 def test_a_recipe_of_a_method_trains(file, tmp_path):
     there = [f'logging.dir="{tmp_path}"', "logging.name=base"]

@@ -35,6 +35,7 @@ def recomputed(model, file):
     return loss, float(torch.stack(squares).sum().sqrt()), trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [pytest.param((), id="builtin:tiny"), pytest.param(SMOLLM2, id="SmolLM2", marks=needs_smollm2)]
 )

@@ -41,6 +41,7 @@ def silent(event, details):
     pass
 
 
+@pytest.mark.slow
 def test_what_an_engine_hands_over_in_files_is_outside_the_run(train, tmp_path, monkeypatch):
     (tmp_path / "writing.py").write_text(ENGINE)
     monkeypatch.chdir(tmp_path)
@@ -57,6 +58,7 @@ def test_what_an_engine_hands_over_in_files_is_outside_the_run(train, tmp_path, 
         assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [{"step": 1}, {"model": 3}, {"logging": []}])
 def test_a_configuration_that_no_run_wrote_is_a_storage_error(train, damage):
     run = train("training.max_steps=1")
@@ -75,6 +77,7 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(tmp_path
         reopen(tmp_path / "nothing", (), silent)
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_is_used_with_a_warning(train):
     run = train("training.max_steps=4", "checkpoint.every=2")
     (run / "model" / "config.json").unlink()

@@ -46,6 +46,7 @@ def data(tmp_path):
     return file, f'jsonl.path="{file}"'
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("where", ["step-000000", "step-000003", "bad-name", "", "../model", "step-000002/state.json"])
 def test_a_checkpoint_that_is_not_there_leaves_the_run_as_it_was(train, where):
     run = train()
@@ -55,6 +56,7 @@ def test_a_checkpoint_that_is_not_there_leaves_the_run_as_it_was(train, where):
     assert content(run) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "resume"])
 def test_a_finished_run_without_checkpoints_has_nothing_to_resume_and_loses_nothing(train, mode):
     run = train("training.max_steps=1")
@@ -72,6 +74,7 @@ def test_a_finished_run_without_checkpoints_has_nothing_to_resume_and_loses_noth
     assert json.loads((run / "status.json").read_text()) == {"outcome": "finished"}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_starts_a_new_run_and_never_overwrites_one(train):
     other, run = train("training.seed=7", name="other"), train()
     before, source = content(run), other / "checkpoints" / "step-000002"
@@ -85,6 +88,7 @@ def test_a_checkpoint_of_another_run_starts_a_new_run_and_never_overwrites_one(t
     assert [row["step"] for row in rows(fork / "metrics.jsonl")] == [2, 3]
 
 
+@pytest.mark.slow
 def test_going_back_drops_the_checkpoints_of_the_course_that_is_left(train, monkeypatch):
     run = train()
     back = Resume("auto", run / "checkpoints" / "step-000002", allow_change=["training.lr"])
@@ -95,6 +99,7 @@ def test_going_back_drops_the_checkpoints_of_the_course_that_is_left(train, monk
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
 
 
+@pytest.mark.slow
 def test_a_key_that_is_new_since_the_run_was_started_is_no_change(train, stopped, tmp_path):
     options = ("algorithm.transform_mode=process_rloo", "prime.lr=1e-3")
     whole = train(*options, name="whole")
@@ -123,6 +128,7 @@ def forget(run):
     checkpoint.save(run / "checkpoints", checkpoint.step_of(saved), state, keep=1)
 
 
+@pytest.mark.slow
 def test_other_code_of_a_plugin_is_refused_unless_allowed(train, stopped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "divisor.py").write_text("BY = 2\n")
@@ -142,6 +148,7 @@ def test_other_code_of_a_plugin_is_refused_unless_allowed(train, stopped, tmp_pa
     assert any("resuming with plugins.divisor" in text for text in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [{"loop": [1]}, {"loop": {}}, {"policy": {}}, {"started_with": "x"}])
 def test_a_checkpoint_that_is_whole_but_not_what_a_run_saves_is_a_storage_error(train, stopped, tmp_path, damage):
     stopped(steps=2)
@@ -155,6 +162,7 @@ def _interrupted(*_):
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_other_problems_under_the_same_path_are_refused_unless_allowed(train, data):
     file, option = data
     run = train(*DATA, option, "training.max_steps=2")
@@ -176,6 +184,7 @@ def test_other_problems_under_the_same_path_are_refused_unless_allowed(train, da
     assert len(rows(run / "metrics.jsonl")) == 3
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_says_that_it_starts_over(train, stopped, tmp_path):
     said, run = [], tmp_path / "runs" / "run"
     stopped("training.max_steps=2", steps=1)
@@ -184,6 +193,7 @@ def test_a_run_without_a_checkpoint_says_that_it_starts_over(train, stopped, tmp
     assert any("starting from step 0" in text for text in said)
 
 
+@pytest.mark.slow
 def test_a_task_that_does_not_tell_what_it_is_made_of_resumes_all_the_same(train, tmp_path, monkeypatch):
     (tmp_path / "silent_task.py").write_text(SILENT)
     monkeypatch.chdir(tmp_path)

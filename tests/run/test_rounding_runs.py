@@ -25,6 +25,7 @@ def exported(run, folder, *options):
     return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())["dtype"]
 
 
+@pytest.mark.slow
 def test_the_rounded_policy_is_what_is_saved_exported_and_opened_again(train, tmp_path):
     run = train(*STOCHASTIC, "checkpoint.every=4")
     last = rows(run / "eval.jsonl")[-1]
@@ -43,6 +44,7 @@ def test_the_rounded_policy_is_what_is_saved_exported_and_opened_again(train, tm
     assert "Evaluated in bfloat16 with exactly these weights." in card
 
 
+@pytest.mark.slow
 def test_a_resumed_run_rounds_as_an_uninterrupted_one(train, stopped):
     whole = train(*STOCHASTIC, name="whole")
     stopped(*STOCHASTIC, name="cut")
@@ -63,6 +65,7 @@ def test_by_default_a_base_of_bfloat16_numbers_is_rounded_at_random(train, tmp_p
     assert any("rounded at random" in text for text in said) == (kind == torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_exact_weights_are_saved_and_the_evaluated_ones_can_be(train, tmp_path):
     run = train("model.dtype=bfloat16", "torch.dtype=bfloat16", "training.lr=1e-3")
     card = (run / "model" / "README.md").read_text()
@@ -76,6 +79,7 @@ def test_exact_weights_are_saved_and_the_evaluated_ones_can_be(train, tmp_path):
     assert "Evaluated in float32." in (exact / "model" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_into_the_base_as_it_is_stored(train, tmp_path):
     """The run computes with the base in bfloat16; what it saves is peft's own merge with the float32 base."""
     base = tmp_path / "base"

@@ -41,6 +41,7 @@ def run(train, toml, tmp_path, monkeypatch):
     return train(*secretive(toml, tmp_path), "training.max_steps=2", "eval.problems=2", 'logging.trackers=["wandb"]')
 
 
+@pytest.mark.slow
 def test_nothing_secret_is_in_any_other_file_of_a_run(run, tmp_path):
     write_report(run)
     out = tmp_path / "out"

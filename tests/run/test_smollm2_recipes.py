@@ -44,6 +44,7 @@ def problems(name):
     return [json.loads(line) for line in (ROOT / "configs" / "data" / name).read_text().splitlines()]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_a_recipe_trains_and_its_sampler_agrees(file, tmp_path):
     loaded = load(file)

@@ -99,6 +99,7 @@ def test_a_source_brings_what_its_decorator_says(train, own):
         train(*own("Narrow"), 'loss=[{name="ppo_clip"}, {name="sft"}]', "eval.problems=0")
 
 
+@pytest.mark.slow
 def test_a_source_of_the_users_own_is_asked_shown_and_saved(train, stopped, own):
     options = (*own("Recorded"), "eval.problems=0")
     whole = train(*options, name="whole")
@@ -118,6 +119,7 @@ def replay(own):
     return (paths, 'source=[{name="replay"}]', "replay.share=1.0", 'rewards=[{name="own_sources.parity"}]')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_run_with_replay_resumes_as_if_it_had_not_been_interrupted(train, stopped, replay, ahead):
     options = (*replay, "training.max_steps=6", f"rollout.overlap={ahead}", f"reward_pool.workers={ahead}")
@@ -133,6 +135,7 @@ def test_a_run_with_replay_resumes_as_if_it_had_not_been_interrupted(train, stop
     assert digest(run) == digest(whole)
 
 
+@pytest.mark.slow
 def test_the_rollouts_of_another_run_are_replayed(train, replay):
     first = train(*replay, "logging.rollouts_every=1", name="first")
     path = f'replay.path="{first}/rollouts"'
@@ -148,6 +151,7 @@ def test_groups_of_a_run_without_greedy_rewards_are_no_source_for_remax(train, r
         train(*replay, f'replay.path="{first}/rollouts"', "algorithm.advantage_mode=remax", name="second")
 
 
+@pytest.mark.slow
 def test_several_experts_have_rows_positions_and_passes_of_their_own(train, stopped, tmp_path):
     for name, count in (("one", 4), ("two", 3)):
         lines = [conversation(f"{10 + n}+{20 + n}?\n", f"so {30 + 2 * n}") for n in range(count)]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 
@@ -12,6 +11,7 @@ from retrain.errors import Preempted
 from retrain.protocols import ALONE
 from retrain.run.loop import _agreed
 from retrain.run.stop_signal import Stop
+from tests.forks import run_source
 from tests.waiting import PATIENCE_S
 
 
@@ -51,7 +51,7 @@ def test_the_second_one_ends_the_process():
         "with Stop() as stop:\n    stop.defer(None)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n    os.kill(os.getpid(), signal.SIGTERM)\n    print('alive')\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    done = run_source(text)
     assert (done.returncode, done.stdout) == (75, "")
 
 

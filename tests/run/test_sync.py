@@ -60,6 +60,7 @@ def apart(tmp_path, monkeypatch):
     return apart_engine
 
 
+@pytest.mark.slow
 def test_an_engine_that_takes_adapters_gets_the_base_once_and_then_adapters(train, apart):
     run = train(*LORA, "rollout.engine=apart_engine.Apart")
     expected = [("base", 0), *(("adapter", version) for version in range(5))]
@@ -67,6 +68,7 @@ def test_an_engine_that_takes_adapters_gets_the_base_once_and_then_adapters(trai
     assert all(row["parity/logp_diff_max"] < 1e-4 for row in rows(run / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_adapters_are_sampled_like_merged_weights(train, apart, monkeypatch):
     options = (*LORA, "rollout.engine=apart_engine.Apart")
     one = rows(train(*options, name="apart") / "metrics.jsonl")
@@ -76,6 +78,7 @@ def test_adapters_are_sampled_like_merged_weights(train, apart, monkeypatch):
         assert mine["loss/total"] == pytest.approx(theirs["loss/total"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_opened_again_gives_adapters_from_a_checkpoint_and_from_its_final_model(train, apart):
     run = train(*LORA, "rollout.engine=apart_engine.Apart", "eval.every=4")
     apart.CALLS.clear()
@@ -93,6 +96,7 @@ def test_a_run_opened_again_gives_adapters_from_a_checkpoint_and_from_its_final_
         apart.CALLS.clear()
 
 
+@pytest.mark.slow
 def test_every_other_engine_gets_full_weights_that_are_merged_as_they_are_read(train, monkeypatch):
     loaded = []
     real = TorchEngine.load_weights

@@ -331,6 +331,7 @@ def test_a_refused_request_changes_nothing(parts):
     assert last == (200, {"session": "s", "rows": 1})
 
 
+@pytest.mark.slow
 def test_messages_that_the_chat_template_refuses_end_no_run(parts):
     parts.chat.tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
@@ -354,6 +355,7 @@ def test_messages_that_the_chat_template_refuses_end_no_run(parts):
     assert last == (200, {"session": "s", "rows": 1})
 
 
+@pytest.mark.slow
 def test_a_request_that_its_program_has_given_up_is_no_turn(parts, monkeypatch):
     """Clients do so after a time, and ask again: the second request continues the conversation, too."""
     leaving: list[HTTPConnection] = []
@@ -386,6 +388,7 @@ def test_a_request_that_its_program_has_given_up_is_no_turn(parts, monkeypatch):
     assert answered(parts, ask) == ("s", (200, {"session": "s", "rows": 1}))
 
 
+@pytest.mark.slow
 def test_web_pages_foreign_names_and_programs_without_the_key_are_refused(parts):
     """A page can send a POST of text from a browser of this machine, and have its own name lead here."""
     body = {"messages": [user("1+1=")], "max_tokens": 2}
@@ -440,6 +443,7 @@ def raw(url, *parts):
         return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
 
 
+@pytest.mark.slow
 def test_requests_that_are_long_slow_or_malformed_end_alone(parts, monkeypatch):
     monkeypatch.setattr(http_app, "_BODY_S", 1.0)
     monkeypatch.setattr(http_server, "_REQUEST_S", 1)
@@ -543,6 +547,7 @@ def test_a_trained_run_answers_and_records(parts, tmp_path):
     assert (one.reward, len(one.turns), one.correct) == (1.0, 2, True)
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_talks_to_says_so_and_ends(toml, tmp_path):
     said = []
 

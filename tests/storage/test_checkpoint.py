@@ -385,6 +385,7 @@ def write_many(root, keep):
         save(root, step, {"policy": {"w": torch.full((20_000,), float(step))}}, keep=keep)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, 2])
 def test_readers_beside_a_writer_read_whole_checkpoints_and_change_nothing(tmp_path, keep):
     save(tmp_path, 0, {"policy": {"w": torch.zeros(20_000)}}, keep=keep)

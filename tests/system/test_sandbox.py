@@ -105,6 +105,7 @@ def test_the_working_directory_stays_and_its_parents_are_hidden(tmp_path):
     assert inside(code, readable=[tmp_path / "link" / "data"]) == "rows"
 
 
+@pytest.mark.slow
 @USERS
 def test_a_fork_bomb_is_bounded(user):
     code = """
@@ -126,6 +127,7 @@ os._exit(0)
     assert Path("/proc/sys/kernel/pid_max").read_text() == before, "that of the machine is another one"
 
 
+@pytest.mark.slow
 def test_processes_that_have_ended_leave_room_for_others():
     code = """
 def several():

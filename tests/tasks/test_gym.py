@@ -18,6 +18,7 @@ from retrain.data.gym import Dataset, Gym, GymReward
 from retrain.errors import ComponentError, ConfigError
 from retrain.registry import ParameterError, find
 from retrain.rewards.pool import RewardPool
+from tests.forks import run_command
 
 pytest.importorskip("reasoning_gym", reason="it needs a C compiler to install")
 warnings.filterwarnings("ignore", module="reasoning_gym")
@@ -69,6 +70,7 @@ def test_banned_data_sets_are_refused_everywhere():
             GymReward()("1", {"extra": {"dataset": name, "entry": {}}})
 
 
+@pytest.mark.slow
 def test_problems_do_not_depend_on_the_process():
     script = "from retrain.data.gym import *\nfor n in get_args(Dataset): print(n, Gym(1, name=n).problem(0).prompt)"
     outputs = {
@@ -83,6 +85,7 @@ def test_problems_do_not_depend_on_the_process():
     assert len(outputs) == 1
 
 
+@pytest.mark.slow
 def test_scored_inside_the_pool():
     task = (
         find("task", "gym")
@@ -137,13 +140,13 @@ def test_problems_of_other_tasks_and_bad_settings():
     assert "<answer>" in Gym(0, name="gcd").problem(0).prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["max_terms = 1000000000", "max_digits = 1000000000"])
 def test_a_config_whose_problems_take_too_long_is_refused(config, tmp_path):
     text = f'[task]\nname = "gym"\n[gym]\nname = "chain_sum"\nconfig = {{ {config} }}\n[[rewards]]\nname = "gym"\n'
     file = tmp_path / "run.toml"
     file.write_text(f"{text}[warmup]\nsteps = 0\n")
-    command = [sys.executable, "-m", "retrain", "validate", str(file)]
-    found = subprocess.run(command, capture_output=True, text=True)
+    found = run_command("validate", file)
     assert found.returncode == 2
     assert "takes more than 0.5 s for 4 problems of this config; choose smaller numbers" in found.stderr
 

@@ -10,6 +10,7 @@ import pytest
 import retrain.tracking.trackers as trackers
 from retrain.errors import MissingExtraError
 from retrain.registry import bind, find
+from tests.forks import PYTHON
 from tests.waiting import PATIENCE_S
 
 CANARY = "canary-4711"
@@ -52,12 +53,13 @@ for start in (0, 3):  # the run, and the run resumed
 """
 
 
+@pytest.mark.slow
 def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path):
     (tmp_path / "config.resolved.json").write_text(json.dumps({"training": {"lr": 0.125}}))
     env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     env |= {"HOME": str(tmp_path / "home"), "SOME_TOKEN": CANARY}
     done = subprocess.run(
-        [sys.executable, "-c", WANDB, str(tmp_path), f"--key={CANARY}"],
+        [PYTHON, "-c", WANDB, str(tmp_path), f"--key={CANARY}"],
         capture_output=True,
         text=True,
         env=env,
@@ -130,7 +132,7 @@ made.close()
 def test_trackio_stores_rows_on_this_machine(tmp_path):
     pytest.importorskip("trackio", reason="`make test` does not install it and the web server that it brings")
     env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", TRACKIO, str(tmp_path)]
+    command = [PYTHON, "-c", TRACKIO, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     data = b"".join(file.read_bytes() for file in (tmp_path / "store").rglob("*") if file.is_file())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from retrain.training.ranks import RENDEZVOUS
+from tests.forks import PYTHON
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ class Group:
         variables = {"WORLD_SIZE": str(size), RENDEZVOUS: f"file://{folder / 'store'}", "OMP_NUM_THREADS": "1"}
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-u", "-m", "tests.training.rank_cases"],
+                [PYTHON, "-m", "tests.training.rank_cases"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -178,6 +178,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_memory_that_was_freed_is_used_again_without_the_systems_help():
     cleared = {
@@ -213,6 +214,7 @@ print(held() - before)
 """
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_blocks_as_large_as_a_vocabularys_gradient_do_not_pile_up():
     held = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True).stdout
@@ -278,6 +280,7 @@ print(trim_freed_memory(small) == small)
 """
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_holes_between_small_blocks_go_back_to_the_system():
     out = subprocess.run([sys.executable, "-c", TRIMMED], capture_output=True, text=True, check=True).stdout.split()

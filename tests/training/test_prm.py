@@ -285,6 +285,7 @@ def test_one_frozen_copy_serves_every_signal_that_asks():
     assert len(_like_embedding(policy)) == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])
 def test_resume_is_bit_exact_through_a_checkpoint(lora, tmp_path):
     batches = [judged(seed=seed) for seed in range(4)]

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from retrain.training.model.builtin_model import build_tokenizer
 from retrain.training.model.forward import deal, micro_batches
 from retrain.training.model.loading import load_model
 from retrain.training.ranks import RENDEZVOUS, join
+from tests.forks import PYTHON
 from tests.training import rank_cases
 from tests.training.rank_cases import TABLE, train
 from tests.training.small_models import make_model
@@ -60,6 +60,7 @@ def compare(found, expected, gradient=1e-6, weight=1e-5, metric=1e-5):
         assert mine == pytest.approx(theirs, rel=metric, abs=metric)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("name", ALL)
 def test_two_ranks_are_one_process(pair, name):
     compare(pair.run("train", name), train(ALONE, name), **MUON if name == "muon" else {})
@@ -92,6 +93,7 @@ def test_a_group_of_one_has_the_bits_of_a_process_alone(single, name):
         assert torch.equal(found["weights"][name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["uneven rows", "bf16 rounded once"])
 def test_the_same_ranks_give_the_same_bits_twice(pair, name):
     first, again = pair.run("train", name), pair.run("train", name)
@@ -238,12 +240,13 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["closing", "exit"])
 def test_a_rank_that_has_lost_another_ends_whatever_still_waits(tmp_path, where):
     (tmp_path / "waits.py").write_text(WAITS)
     (tmp_path / "run.toml").touch()
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", RENDEZVOUS: f"file://{tmp_path / 'store'}"}
-    command = [sys.executable, "waits.py", "train", "run.toml", "--plain", where]
+    command = [PYTHON, "waits.py", "train", "run.toml", "--plain", where]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 5, done.stderr
     assert done.stderr.count("does not answer: rank 0 waited 0 s in the credit of step 3;") == 1

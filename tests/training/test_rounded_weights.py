@@ -49,6 +49,7 @@ def test_weights_are_bfloat16_numbers_and_masters_are_not():
         assert bool(((found[name] - value).abs() <= value.abs() / 128 + 1e-30).all()), "a neighbour"
 
 
+@pytest.mark.slow
 def test_an_update_below_the_last_digit_is_seen_on_average_where_nearest_loses_it():
     """The mean over seeds of the rounded change is the change of the masters."""
     first = weights(policy())

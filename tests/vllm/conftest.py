@@ -10,14 +10,6 @@ from tests.small_runs import TOML
 from tests.smollm2 import HERE, MISSING
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory):
-    """One cache of warm starts for the session, apart from the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def frozen():
     """Starting an engine collects garbage several times, half a second each with all that is imported here.

@@ -91,6 +91,7 @@ def test_the_mix_vector_in_single_precision():
     assert loss == pytest.approx(VECTORS["mix"]["recommended"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_mix_loss_is_the_same_in_every_order_and_split():
     batch, columns = mixed()
     terms = objective(SYMMETRIC, ("sft", {}))

@@ -157,6 +157,7 @@ def test_the_marked_characters_are_the_same_for_every_tokenizer(words):
     assert marked["characters"] == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.text(max_size=30), st.sampled_from(["bytes", "metaspace"]))
 def test_pieces_join_to_the_decoded_text(text, kind):

@@ -3,7 +3,6 @@
 import json
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from retrain.campaign.work.campaign_directory import create
 from retrain.config.load import load
 from retrain.errors import ConfigError, StorageError
 from retrain.system.lock import exclusive
+from tests.forks import PYTHON
 
 ROOT = Path(__file__).parents[3]
 CAMPAIGNS = sorted((ROOT / "campaigns").glob("*.toml"))
@@ -418,7 +418,7 @@ def test_a_second_driver_waits_while_the_first_writes_the_plan(campaign, tmp_pat
     loaded = campaign(f"[campaign]\n[logging]\ndir = '{tmp_path}/runs'\n")
     loaded.directory.mkdir(parents=True)
     with exclusive(loaded.directory / "lock", waiting=lambda: None):
-        command = [sys.executable, "-c", SECOND, loaded.file]
+        command = [PYTHON, "-c", SECOND, loaded.file]
         second = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert second.stdout.readline() == "loaded\n"
         with pytest.raises(subprocess.TimeoutExpired):

@@ -138,6 +138,7 @@ def test_a_family_too_large_for_its_seeds_hides_no_difference():
     )
 
 
+@pytest.mark.slow
 def test_a_declared_comparison_is_tested_alone():
     rng = np.random.default_rng(0)
     values = {"a": [0.1] * 6} | {f"b{k}": list(rng.normal(0.2, 0.01, 6)) for k in range(9)}

@@ -20,6 +20,7 @@ from tests.report.test_run_page import HOSTILE, checked
 SMALL = {"seeds": range(3), "steps": 40, "failed": (), "missing": ()}
 
 
+@pytest.mark.slow
 def test_the_report_is_well_formed_complete_and_stable(campaign, results):
     report = write_report(campaign)
     html = report.files[0].read_text(encoding="utf-8")
@@ -51,6 +52,7 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
     assert "default-src 'none'" in html
 
 
+@pytest.mark.slow
 def test_the_report_leads_to_those_of_its_runs_and_shows_means_under_the_pointer(tmp_path):
     directory = write_campaign(tmp_path / "two", conditions=("grpo", "maxrl+gtpo"), **SMALL)
     (directory / "cells/grpo/s0/config.resolved.json").write_text("broken")

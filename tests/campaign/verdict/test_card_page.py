@@ -60,6 +60,7 @@ def directory(tmp_path_factory):
     return write_tasks(tmp_path_factory.mktemp("card"))
 
 
+@pytest.mark.slow
 def test_the_card_says_in_words_where_a_method_helps(directory):
     text, files = card_page.write(directory)
     pooled, first, overall, *premises = text.splitlines()
@@ -108,6 +109,7 @@ def test_one_family_over_all_tasks_and_numbers_that_are_those_of_the_tables(dire
     assert (np.diff(share) <= 0).all()
 
 
+@pytest.mark.slow
 def test_a_declared_claim_is_tested_alone_and_with_its_time(directory, tmp_path):
     shutil.copytree(directory, tmp_path / "claim")
     plan = json.loads((tmp_path / "claim" / "plan.json").read_text())
@@ -183,6 +185,7 @@ def test_the_json_of_a_card_has_the_test_over_all_tasks():
     assert facts["tests"].endswith("of at most 10%.")
 
 
+@pytest.mark.slow
 def test_a_late_claim_is_one_of_the_family_and_said_to_be_late(directory, tmp_path):
     shutil.copytree(directory, tmp_path / "late")
     plan = json.loads((tmp_path / "late" / "plan.json").read_text())
@@ -225,6 +228,7 @@ def test_three_seeds_can_tell_nothing_and_a_lost_run_is_named(tmp_path):
     assert "No result: rare, new seed 1 missing: it was never started." in text
 
 
+@pytest.mark.slow
 def test_a_task_without_a_pair_of_runs_is_not_said_to_be_inconclusive(tmp_path):
     text, files = card_page.write(write_tasks(tmp_path, missing=[("chain", "new", seed) for seed in range(9)]))
     pooled, first = text.splitlines()[:2]
@@ -270,6 +274,7 @@ def simulated(tasks: int, seeds: int, tables: int) -> tuple[float, float, float]
     return covered, beaten, claims
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tasks", "seeds", "tables"), [(10, 9, 300), (4, 3, 2000)])
 def test_intervals_over_tasks_cover_and_few_false_claims_are_made(tasks, seeds, tables):
     covered, beaten, claims = simulated(tasks, seeds, tables)
@@ -293,6 +298,7 @@ def test_the_mean_over_tasks_errs_as_often_as_it_says_and_tells_more(tasks, seed
     assert together > any_task + 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("starts", "seeds"), [(9, 9), (9, 18), (6, 12)])
 @pytest.mark.parametrize("common", [True, False])
 def test_intervals_over_tasks_cover_warm_starts(starts, seeds, common):

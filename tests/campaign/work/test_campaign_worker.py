@@ -11,13 +11,13 @@ from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import crashed, gpus
 from retrain.errors import ConfigError
 from retrain.system.lock import identity
-from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, retrain, seen, write, write_ranks
+from tests.campaign.jobs import ENVIRONMENT, command, installed, outcomes, ran, retrain, seen, write, write_ranks
 from tests.waiting import alive, descendants, ends, until
 
 
-def start(folder, *arguments):
+def start(folder, *arguments, program=command):
     return subprocess.Popen(
-        command(*arguments), cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        program(*arguments), cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -63,6 +63,7 @@ def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
     assert len(ran(tmp_path)) == len(before) + 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep", "kept"), [("metrics", []), ("model", ["best", "model"]), ("all", ["best", "checkpoints", "model"])]
 )
@@ -90,10 +91,11 @@ def weights(run):
     return sorted({file.relative_to(run).parts[0] for file in run.glob("*/**/weights")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_stopped_campaign_leaves_no_process_and_the_same_command_goes_on(tmp_path, number, code):
     write(tmp_path, {"a": ["hang", 0], "b": [0]}, slots=1)
-    process = start(tmp_path, "campaign", "sweep.toml", "--plain")
+    process = start(tmp_path, "campaign", "sweep.toml", "--plain", program=installed)
     until(lambda: ran(tmp_path), process)
     below = descendants(process.pid)
     assert any(os.getsid(pid) == pid for pid in below), "the run"
@@ -107,6 +109,7 @@ def test_a_stopped_campaign_leaves_no_process_and_the_same_command_goes_on(tmp_p
     assert outcomes(tmp_path)["a/s0"]["attempts"] == 2
 
 
+@pytest.mark.slow
 def test_dir_waits_for_workers(tmp_path):
     write(tmp_path, {"a": [0], "b": [0]}, executor="dir", slots=1)
     driver = start(tmp_path, "campaign", "sweep.toml", "--plain")
@@ -120,6 +123,7 @@ def test_dir_waits_for_workers(tmp_path):
     assert sorted(ran(tmp_path)) == ["a/s0", "b/s0"]
 
 
+@pytest.mark.slow
 def test_a_worker_elsewhere_writes_to_the_folder_that_it_was_given(tmp_path):
     write(tmp_path, {"a": [1]}, executor="dir")
     there = tmp_path / "there"
@@ -137,6 +141,7 @@ def test_a_worker_elsewhere_writes_to_the_folder_that_it_was_given(tmp_path):
     assert not (there / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_changes_where_no_run_has_started_only(tmp_path):
     write(tmp_path, {"a": [0]})
     assert retrain(tmp_path, "campaign", "sweep.toml", "--plain").returncode == 0
@@ -196,6 +201,7 @@ def test_a_slot_has_a_gpu_for_every_rank(monkeypatch):
         machine_slots("auto", ranks=2, most=1)
 
 
+@pytest.mark.slow
 def test_runs_of_ranks_are_started_side_by_side_on_the_gpus_that_a_worker_may_use(tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "CUDA_VISIBLE_DEVICES", "3,5,6,7,8")
     write_ranks(tmp_path, 2, executor="dir")

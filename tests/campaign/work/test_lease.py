@@ -1,12 +1,11 @@
 """Leases: one owner at a time, whoever dies, and without comparing clocks."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from retrain.campaign.work.lease import Lease, LeaseWatch, held
+from tests.forks import run_source
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(folder):
         "import sys; from pathlib import Path; from retrain.campaign.work.lease import LeaseWatch;"
         f"LeaseWatch(Path({str(folder)!r}), 1e6).take('a/s0', Path('none'))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert run_source(code).returncode == 0
     assert held(folder, "a/s0") is False
     assert take(folder, 1e6) is not None
 

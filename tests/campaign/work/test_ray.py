@@ -26,6 +26,7 @@ def campaign(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_a_task_does_its_run_and_no_other(campaign, tmp_path):
     path = campaign({"a": [0], "b": [0]})
     assert work(str(tmp_path), str(path), "b/s0", 1) == (0, "")
@@ -34,6 +35,7 @@ def test_a_task_does_its_run_and_no_other(campaign, tmp_path):
     assert outcomes(tmp_path)["b/s0"]["status"] == "done"
 
 
+@pytest.mark.slow
 def test_a_cancelled_task_lets_its_run_save(campaign, tmp_path):
     path = campaign({"a": ["hang", 0]})
     watch = threading.Thread(target=lambda: (until(lambda: ran(tmp_path)), _thread.interrupt_main()))

@@ -82,6 +82,7 @@ def middles(engine, count=3):
     return [Request(ids, count, 5, stream) for stream, ids in enumerate(contexts)]
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("memory_mb", [1, 2048])
 @pytest.mark.parametrize(("name", "fused"), PATHS)
 def test_prefixes_of_completions_are_continued_as_if_each_was_computed_alone(name, fused, memory_mb):
@@ -132,6 +133,7 @@ def test_another_sampling_starts_from_nothing():
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
 
 
+@pytest.mark.slow
 @given(st.lists(IDS, max_size=8))
 def test_requests_share_the_longest_context_that_begins_with_theirs(contexts):
     found = longest_contexts([Request(ids, 1, 1, 0) for ids in contexts])

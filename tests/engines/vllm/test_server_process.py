@@ -60,6 +60,7 @@ def served(tmp_path):
         process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("manner", "how", "code"),
     [

@@ -70,6 +70,7 @@ LABEL = "/update_weight_version"
 SYNC = ("/pause", "/collective_rpc", "/reset_prefix_cache", LABEL, "/resume")
 
 
+@pytest.mark.slow(but=4)
 @pytest.mark.parametrize("fault", ANSWERS)
 def test_what_one_server_fails_at_the_other_does(servers, model, tmp_path, fault):
     engine = client(servers, model, tmp_path, **({"request_timeout_s": 4.0} if fault in LATE else {}))
@@ -100,6 +101,7 @@ def test_a_server_whose_sync_fails_is_left_out(servers, model, tmp_path, fault):
         sample(engine, PROMPTS, SAMPLING)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_started_again_is_given_the_current_weights(servers, model, tmp_path):
     engine = client(servers[:1], model, tmp_path, restart_timeout_s=PATIENCE_S)
     engine.load_weights(model.state_dict(), 7)
@@ -138,6 +140,7 @@ def test_what_is_no_usable_server_shows_at_the_start(servers, model, tmp_path):
         VllmServerEngine(model, tmp_path, "bfloat16", urls=["http://127.0.0.1:9"], restart_timeout_s=0.1)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_server_that_is_starting(servers, model, tmp_path, caplog):
     for server in servers:
         server.kill()
@@ -594,6 +597,7 @@ def process():
         started.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_work_of_a_server_process_that_is_killed_or_frozen_is_done_by_the_other(
     servers, process, model, tmp_path, how

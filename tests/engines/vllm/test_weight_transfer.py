@@ -137,6 +137,7 @@ def test_a_server_that_comes_back_is_met_anew_and_given_the_weights_of_the_last_
     assert library.shut == 1, "the group with the process that is gone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stuck", ["meet", "send"])
 def test_a_peer_that_never_joins_costs_the_time_limit_and_the_server(library, servers, model, tmp_path, stuck):
     engine = client(servers[:1], model, tmp_path, request_timeout_s=2.0)
@@ -148,6 +149,7 @@ def test_a_peer_that_never_joins_costs_the_time_limit_and_the_server(library, se
     assert servers[0].update == "ready", "an update that was left open has been ended first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["meet", "send"])
 def test_a_thread_that_was_left_behind_asks_nothing_any_more(library, servers, model, tmp_path, monkeypatch, moment):
     engine = client(servers[:1], model, tmp_path, request_timeout_s=2.0)

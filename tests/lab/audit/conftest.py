@@ -4,9 +4,9 @@ import pytest
 
 from retrain.config.load import load
 from retrain.run.session import Resume, run
-from tests.small_runs import TOML, cache, toml, train
+from tests.small_runs import TOML, toml, train
 
-__all__ = ["cache", "toml", "train", "trained"]
+__all__ = ["toml", "train", "trained"]
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,7 @@ def worth(bias, noise):
 ORACLE = torch.cat([torch.zeros(27, 1), POLICY.advantages], 1)
 
 
+@pytest.mark.slow
 def test_bias_and_noise_are_those_of_the_enumeration_within_1_percent():
     count = 30_000
     drawn = POLICY.draw(count * GROUP * GROUPS, torch.Generator().manual_seed(3))
@@ -156,6 +157,7 @@ def late_half(advantages, response_mask):
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PLUGIN)
@@ -211,6 +213,7 @@ GAME = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_with_an_environment_is_audited_by_replaying_its_episodes(train):
     run = train(*GAME)
     words = ["audit", str(run), "--methods", "turn_returns,vine,gigpo", "--batches", "4", "--continuations", "2"]

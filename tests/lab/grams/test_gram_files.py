@@ -129,6 +129,7 @@ def test_the_chart_is_well_formed_and_shows_every_cluster():
     assert f"let me think ({found.frequencies['let me think']})" in report
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_what_was_extracted_from_rollouts_of_another(train, tmp_path):
     first = train("logging.rollouts_every=1", "training.max_steps=1", "eval.problems=0", name="first")
     solutions = read_solutions([first], SolutionFormat(min_reward=-10.0))
@@ -154,6 +155,7 @@ def test_a_run_trains_on_what_was_extracted_from_rollouts_of_another(train, tmp_
     assert row["hicra/distinct_sg"] > 0
 
 
+@pytest.mark.slow
 def test_entropy_form_trains_alike_whatever_the_micro_batches_and_amplifies_once_in_several_epochs(train, tmp_path):
     """Credit comes once from whole groups: several epochs do not compound, small micro-batches do not switch it off."""
     (tmp_path / "long_is_good.py").write_text("def reward(completion, answer):\n    return len(completion) / 10\n")
@@ -187,6 +189,7 @@ def test_entropy_form_trains_alike_whatever_the_micro_batches_and_amplifies_once
             ) == pytest.approx(1.2, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_switched_off_metrics_are_left_out_and_the_others_stay(train):
     common = ("training.max_steps=1", "eval.problems=0", 'logging.observe=["planning_mask"]')
     (everything,) = metric_rows(train(*common, name="all") / "metrics.jsonl")

@@ -175,6 +175,7 @@ def every(prefix):
     return [word for word in (format(n, f"0{BITS}b") for n in range(1 << BITS)) if word.startswith(prefix)]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_value_of_a_prefix_is_that_of_the_enumeration(opened, workers):
     context = opened("lock", f"environment.workers={workers}")
@@ -192,6 +193,7 @@ def test_the_value_of_a_prefix_is_that_of_the_enumeration(opened, workers):
     assert context.sampler.seeds == {3, 9}  # the recorded episodes and their continuations
 
 
+@pytest.mark.slow
 def test_an_episode_that_fails_after_its_prefix_has_no_reward(opened):
     found, bits, rewards, _ = continued(opened("lock", 'environment.params.fails="01"'))
     assert "01" not in {own[:2] for own in bits}
@@ -200,6 +202,7 @@ def test_an_episode_that_fails_after_its_prefix_has_no_reward(opened):
     assert len(found) == len(rewards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["opening", "text", "reward", "end"])
 def test_an_environment_that_does_not_repeat_is_named(opened, what):
     text = r'environment "locks.fickle" does not repeat: .* deterministic given its seed and the actions'
@@ -207,11 +210,13 @@ def test_an_environment_that_does_not_repeat_is_named(opened, what):
         continued(opened("fickle", f'environment.params.what="{what}"'))
 
 
+@pytest.mark.slow
 def test_an_environment_that_declares_no_replay_is_refused(opened):
     with pytest.raises(ComponentError, match=r'"locks\.outer" cannot be replayed'):
         ContinuedEpisodes(opened("outer"))
 
 
+@pytest.mark.slow
 def test_no_prefixes_have_no_rewards(opened):
     rewards, tokens = ContinuedEpisodes(opened("lock"))({}, [], 4, 9)
     assert (rewards.shape, tokens) == (torch.Size([0, 4]), 0)

@@ -59,6 +59,7 @@ def test_without_a_clip_it_is_half_the_squared_error():
     assert value_loss(new, old, target, torch.tensor([[True]]), clip=None).item() == 0.5 * 1.5**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_it_begins_at_zero_and_learns_what_episodes_return(lora):
     critic, batch = make_critic(make_policy(lora), clip=None), make_batch(8)
@@ -75,6 +76,7 @@ def test_it_begins_at_zero_and_learns_what_episodes_return(lora):
     assert not found[~batch.response_mask].any()
 
 
+@pytest.mark.slow
 def test_it_learns_which_rows_are_better():
     critic, batch = make_critic(make_policy(), clip=None), make_batch(8)
     batch = batch.replace(rewards=(torch.arange(8) % 2).float(), turn_ids=None, turn_rewards=None)

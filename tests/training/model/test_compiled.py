@@ -49,6 +49,7 @@ def graphs(monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ragged", [False, True])
 def test_all_layers_share_a_graph_and_batches_of_other_sizes_need_no_other(ragged, graphs, monkeypatch):
     monkeypatch.setattr("retrain.training.model.ragged.varlen_attn", attend)
@@ -68,6 +69,7 @@ def test_all_layers_share_a_graph_and_batches_of_other_sizes_need_no_other(ragge
 
 # One graph with and one without gradient. With LoRA the first layer's input has no gradient, and the reference is
 # computed without adapters; with checkpointing transformers gives that input a gradient, also where nothing is trained.
+@pytest.mark.slow
 @pytest.mark.parametrize(("checkpointing", "lora", "count"), [(False, None, 2), (True, LoraSettings(r=4), 5)])
 def test_updates_scores_and_the_reference_share_few_graphs(checkpointing, lora, count, graphs, monkeypatch):
     monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
@@ -87,6 +89,7 @@ def test_updates_scores_and_the_reference_share_few_graphs(checkpointing, lora, 
     assert len(graphs) == count
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(graphs, monkeypatch):
     monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
     model, batch = make_model(), make_batch()
@@ -102,6 +105,7 @@ def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(graphs, monkey
     assert torch.equal(forward.logprobs(batch)["old_logprobs"], before)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_leaves_the_layers_as_they_were(monkeypatch, caplog):
     def broken(graph, inputs):
         raise RuntimeError("no Triton")

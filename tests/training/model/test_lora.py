@@ -141,6 +141,7 @@ def test_a_frozen_bfloat16_base_gets_float32_adapters():
     assert {value.dtype for value in trained.reference_weights().values()} == {torch.bfloat16}
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("lr", [1e-5, 1e-3])
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
