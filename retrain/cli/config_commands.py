@@ -17,6 +17,7 @@ from rich.text import Text
 
 from retrain.cli.arguments import File, Json, Overrides, warn
 from retrain.errors import ConfigError
+from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, shown
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def explain(
         return _bibliography(campaign.configs if campaign else (load(file, overrides or ()),))
     if campaign is None:
         loaded = load(file, overrides or ())
+        thread_waiting.spin_if_quiet()
         run, warnings, facts, head = report(loaded, ranks), loaded.warnings, dict[str, Any](), ""
         if measure:
             run["measured"] = measured(read(file, overrides or ()).data, loaded.config, ranks)

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from retrain import __version__
 from retrain.errors import RetrainError, UserCodeError
-from retrain.system.process import wait_asleep
+from retrain.system.process import thread_waiting
 from retrain.system.terminal import CleanHandler, say
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -171,7 +171,7 @@ def options(
 def main() -> None:
     """Entry point of the `retrain` command."""
     logging.lastResort = CleanHandler(logging.WARNING)
-    wait_asleep()
+    thread_waiting.sleep()
     try:
         app()
     except SystemExit as end:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from retrain.cli.arguments import ApiKeyEnv, File, Json, Overrides, api_key, warn, warn_of_host
 from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, shown
 from retrain.training.ranks import launched
 
@@ -85,6 +86,8 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
 
         raise typer.Exit(launch(sys.argv[1:], ranks))
     from retrain.cli.run_display import display
+
+    thread_waiting.spin_if_quiet()  # before the next import, which imports torch
     from retrain.run.session import Resume, run
 
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from retrain.cli.arguments import Json, Overrides, Trust
+from retrain.system.process import thread_waiting
 from retrain.system.terminal import say
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def evaluate(
 
     For instance: retrain eval runs/quickstart --set eval.problems=1000 --set eval.samples=8 --set 'eval.pass_at=[1,8]'
     """
+    thread_waiting.spin_if_quiet()
     from retrain.run.reopen import each_checkpoint, reopen
 
     if all_checkpoints:
@@ -81,6 +83,7 @@ def sample(
     A prompt is formatted with the task's template and system prompt; \\n in it stands for a newline. A JSON list of
     messages is used as it is.
     """
+    thread_waiting.spin_if_quiet()
     from retrain.run.reopen import reopen_sampler
 
     context = reopen_sampler(run, overrides or (), only_warnings, trust=trust)
@@ -112,6 +115,7 @@ def play(
         for text in by_hand(load(target, overrides or ()), problem, replies):
             say(text)
         return
+    thread_waiting.spin_if_quiet()
     from retrain.run.play import by_model
     from retrain.run.reopen import reopen
 

@@ -21,6 +21,7 @@ from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
 from retrain.system.masking import masked
 from retrain.system.model_paths import RANDOM_MODEL, model_location, stored_dtype
+from retrain.system.process import thread_waiting
 from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory, frozen_base, layers_that_fit
 from retrain.training.settings import LoraSettings, PolicySettings
 
@@ -67,6 +68,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "batch": _batch(loaded),
         "forwards_per_step": _forwards(loaded, pipeline, exact, signal_models),
         "model": _model(loaded, signal_models, ranks),
+        "thread_waiting": thread_waiting.reason,
         "evaluation": _evaluation(loaded),
         "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
         "overrides": loaded.overrides,

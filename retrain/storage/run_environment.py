@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import retrain
+from retrain.system.process import thread_waiting
 
 _PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "peft")
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -34,6 +35,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "thread_waiting": thread_waiting.reason,
         "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "git": _git(),

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ _RESEND_S = 0.05
 """Delay in seconds before a signal is sent again. If the finalizer still runs then, the signal is sent once more."""
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Environment variables that tell the OpenMP runtimes of GCC, Intel and LLVM how long a waiting thread spins."""
+SPIN_COUNT = 10_000
+"""Rounds that a waiting thread spins on a quiet machine before it sleeps, see `spin_if_quiet` and docs/log.md."""
+_QUIET_CORES, _WATCH_S = 0.25, 0.2
+"""A machine is quiet if other processes use fewer cores than this, on average over at least these seconds."""
 _PARAMETERS_PER_THREAD = 5_000_000
 """Parameters per thread for the third thread and further ones. The matrix products of a smaller model finish before
 more threads have started on them."""
@@ -55,15 +61,69 @@ def cpu_threads(parameters: int, sharing: int = 1) -> int:
     return max(1, min(usable_cores() // sharing, max(2, parameters // _PARAMETERS_PER_THREAD)))
 
 
-def wait_asleep() -> None:
-    """Set OMP_WAIT_POLICY=passive, with which OpenMP threads sleep while they wait for each other.
+def _busy_seconds() -> float | None:
+    """Return the CPU time in seconds that other processes have had of the usable cores; None without /proc/stat."""
+    with suppress(OSError, AttributeError):  # macOS has neither the file nor CPU affinity
+        ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        lines = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
+        # user, nice, system, irq, softirq, steal: not idle and iowait; guest time is counted in user and nice already
+        ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7, 8))
+        return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+    return None
 
-    By default they spin for about a millisecond after every matrix product. On a shared machine they then occupy the
-    core that the awaited thread needs. Call this function before torch is imported, because its OpenMP runtime reads
-    the environment at import. The function changes nothing if one of `_WAIT_VARIABLES` is set.
+
+class ThreadWaiting:
+    """How OpenMP threads wait for each other: the setting, and the reason for it.
+
+    They wait after every matrix product. By default they spin for about a millisecond. On a busy machine they then
+    occupy the core that the awaited thread needs, and a step takes ten times as long. If they sleep at once instead, a
+    step of a small model on a quiet machine takes a third longer. So: `sleep` first; then, right before torch is
+    imported, because its OpenMP runtime reads the environment at import, `spin_if_quiet`. Neither changes anything
+    after the user has set one of `_WAIT_VARIABLES`.
+
+    Args:
+        busy_seconds: see `_busy_seconds`.
+
+    Attributes:
+        reason: a phrase for people; None before `sleep`.
     """
-    if not any(name in os.environ for name in _WAIT_VARIABLES):
+
+    def __init__(self, busy_seconds: Callable[[], float | None] = _busy_seconds) -> None:
+        self.reason: str | None = None
+        self._busy_seconds = busy_seconds
+        self._since: tuple[float, float] | None = None
+
+    def sleep(self) -> None:
+        """Set OMP_WAIT_POLICY=passive, and begin to watch how busy the cores are."""
+        chosen = [f"{name}={os.environ[name]}" for name in _WAIT_VARIABLES if name in os.environ]
+        if chosen:
+            self.reason = f"{', '.join(chosen)} (from the environment)"
+            return
         os.environ["OMP_WAIT_POLICY"] = "passive"
+        self.reason = "threads sleep while they wait"
+        busy = self._busy_seconds()
+        self._since = None if busy is None else (time.monotonic(), busy)
+
+    def spin_if_quiet(self) -> None:
+        """Set GOMP_SPINCOUNT=SPIN_COUNT if other processes have left the cores idle since `sleep`.
+
+        It waits until `_WATCH_S` have passed since then. Later load does not change the setting.
+        """
+        if self._since is None or usable_cores() == 1 or os.environ.get("OMP_NUM_THREADS") == "1":
+            return
+        (began, before), self._since = self._since, None
+        time.sleep(max(0.0, _WATCH_S - (time.monotonic() - began)))
+        busy = max(0.0, (self._busy_seconds() or before) - before) / (time.monotonic() - began)
+        load = f"{busy:.1f} of {usable_cores()} cores were busy"
+        if busy < _QUIET_CORES:
+            os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+            self.reason = f"threads spin {SPIN_COUNT} times before they sleep: {load}"
+        else:
+            self.reason = f"threads sleep while they wait: {load}"
+
+
+thread_waiting = ThreadWaiting()
+"""The setting of this process."""
 
 
 def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callable[[], None]:

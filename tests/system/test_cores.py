@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
-from retrain.system.process import cpu_threads, wait_asleep
+from retrain.system.process import ThreadWaiting, _busy_seconds, cpu_threads
+from tests.waiting import until
 
 TINY, SMALL, LARGE = 1_400_000, 20_000_000, 135_000_000
 
@@ -40,14 +42,69 @@ def test_the_environment_decides_where_it_says_a_number(cores, monkeypatch, said
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
+@pytest.fixture
+def undecided(cores, monkeypatch):
+    """Have nobody named a number of threads, or how they wait; four cores."""
+    cores(4)
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    yield
+    for name in WAITING:
+        os.environ.pop(name, None)
+
+
+def settings():
+    return {name: os.environ[name] for name in WAITING if name in os.environ}
+
+
+@pytest.mark.parametrize(
+    ("busy_cores", "chosen", "says"),
+    [(0.0, {"GOMP_SPINCOUNT": "10000"}, "spin 10000 times"), (3.0, {}, "sleep while they wait: 3.0 of 4 cores")],
+)
+def test_threads_spin_where_other_processes_leave_the_cores_idle(undecided, busy_cores, chosen, says):
+    began = time.monotonic()
+    waiting = ThreadWaiting(lambda: 100 + busy_cores * (time.monotonic() - began))
+    waiting.sleep()
+    assert settings() == {"OMP_WAIT_POLICY": "passive"}
+    waiting.spin_if_quiet()
+    assert settings() == {"OMP_WAIT_POLICY": "passive"} | chosen
+    assert says in waiting.reason
+    assert time.monotonic() - began >= 0.2
+    waiting.spin_if_quiet()  # it has been decided
+    assert settings() == {"OMP_WAIT_POLICY": "passive"} | chosen
+
+
+def test_one_thread_or_an_unknown_load_decides_nothing(undecided, cores, monkeypatch):
+    for busy_seconds, count, threads in ((lambda: None, 4, None), (lambda: 0.0, 1, None), (lambda: 0.0, 4, "1")):
+        cores(count)
+        if threads:
+            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        waiting = ThreadWaiting(busy_seconds)
+        waiting.sleep()
+        waiting.spin_if_quiet()
+        assert settings() == {"OMP_WAIT_POLICY": "passive"}
+        del os.environ["OMP_WAIT_POLICY"]
+
+
 @pytest.mark.parametrize("name", WAITING)
-def test_whoever_has_said_how_threads_wait_has_decided(monkeypatch, name):
-    for one in WAITING:
-        monkeypatch.delenv(one, raising=False)
-    monkeypatch.setenv(name, "active" if name == "OMP_WAIT_POLICY" else "7")
-    before = dict(os.environ)
-    wait_asleep()
-    assert dict(os.environ) == before
+def test_whoever_has_said_how_threads_wait_has_decided(undecided, name):
+    value = os.environ[name] = "active" if name == "OMP_WAIT_POLICY" else "7"
+    waiting = ThreadWaiting(lambda: 0.0)
+    waiting.sleep()
+    waiting.spin_if_quiet()
+    assert settings() == {name: value}
+    assert waiting.reason == f"{name}={value} (from the environment)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc/stat")
+def test_the_load_of_other_processes_is_seen_and_ones_own_is_not():
+    before, began = _busy_seconds(), time.monotonic()
+    while time.monotonic() < began + 0.3:  # this process is busy
+        pass
+    mine = _busy_seconds() - before
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        until(lambda: _busy_seconds() - before > mine + 0.3)
+        other.kill()
 
 
 def test_the_command_lets_threads_sleep_before_torch_is_imported():
