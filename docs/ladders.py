@@ -13,8 +13,8 @@ from html import escape
 from pathlib import Path
 
 from retrain.campaign.verdict import figures
-from retrain.campaign.verdict.analysis import Analysis, analyze
-from retrain.campaign.verdict.results import read_campaign
+from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
+from retrain.campaign.verdict.run_reader import read_campaign
 from retrain.campaign.verdict.sentences import title
 from retrain.report import page
 from retrain.report.charts import HEIGHT, WIDTH
@@ -26,8 +26,8 @@ NAME, TOP, ROW = 100, 26, 26
 
 def pictured(directories: Sequence[Path]) -> str:
     """The SVG; nothing in it is fetched."""
-    found = [analyze(read_campaign(directory)) for directory in directories]
-    rows = max(len(one.primary) for one in found)
+    found = [analyze([read_campaign(directory)]) for directory in directories]
+    rows = max(len(_ladder(one)) for one in found)
     height = TOP + HEIGHT + ROW * rows + 60
     parts = [
         f'<g transform="translate({number * (WIDTH + 10)} 0)">{"".join(_panel(directory.name, one, found))}</g>'
@@ -46,17 +46,22 @@ def pictured(directories: Sequence[Path]) -> str:
     )
 
 
+def _ladder(analysis: Analysis) -> list[Comparison]:
+    """The comparisons with the condition that each extends, or with the baseline if there are no others."""
+    return [one for one in analysis.shown if one.family == analysis.shown[0].family]
+
+
 def _panel(name: str, analysis: Analysis, every: Sequence[Analysis]) -> Iterator[str]:
     """The campaign's name, its curves, and a row for each comparison over an axis that all panels share."""
     yield f'<text class="name" x="50" y="17">{escape(name)}</text>'
-    [(_, _, curves), *_] = figures.curves(analysis.results)
+    [(_, _, curves), *_] = figures.curves(analysis.first)
     yield _placed(curves, 0, TOP)
-    span = figures.forest_span([comparison for one in every for comparison in one.primary])
+    span = figures.forest_span([comparison for one in every for comparison in _ladder(one)])
     y = TOP + HEIGHT + 8
-    for row, comparison in enumerate(analysis.primary):
+    for row, comparison in enumerate(_ladder(analysis)):
         yield f'<text class="end" x="{NAME}" y="{y + ROW * row + 17}">{escape(title(comparison).split(" ")[0])}</text>'
         yield f'<g class="forest">{_placed(figures.forest_row(comparison, span), NAME, y + ROW * row)}</g>'
-    yield _placed(figures.forest_axis(span), NAME, y + ROW * len(analysis.primary))
+    yield _placed(figures.forest_axis(span), NAME, y + ROW * len(_ladder(analysis)))
 
 
 def _placed(drawing: str, x: float, y: float) -> str:
@@ -68,7 +73,7 @@ def _placed(drawing: str, x: float, y: float) -> str:
 def _legend(analysis: Analysis, width: float) -> tuple[str, int]:
     """Every condition with its mark, in lines of at most this width, and how many lines there are."""
     x, line, parts = 0, 0, list[str]()
-    for name, mark in figures.keys(analysis.results):
+    for name, mark in figures.keys(analysis.first):
         wide = 40 + 8 * len(name)
         x, line = (0, line + 1) if x and x + wide > width else (x, line)
         parts.append(f'<g transform="translate({x} {ROW * line - 4})">{mark}</g>')

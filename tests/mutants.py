@@ -250,7 +250,13 @@ MUTANTS = [
     Mutant(
         "ties left out of the permutation test",
         "campaign/verdict/statistics.py",
-        [(">= (observed - slack)[..., None]", "> (observed + slack)[..., None]")],
+        [(">= t[0, order] * (1 - _TIE) - _TIE", "> t[0, order] * (1 + _TIE) + _TIE")],
+        ["campaign/verdict/test_statistics.py"],
+    ),
+    Mutant(
+        "the step-down maximum over the earlier comparisons",
+        "campaign/verdict/statistics.py",
+        [("t[:, order[::-1]], axis=1)[:, ::-1]", "t[:, order[::-1]], axis=1)")],
         ["campaign/verdict/test_statistics.py"],
     ),
     Mutant(
@@ -263,7 +269,7 @@ MUTANTS = [
     Mutant(
         "intervals of the population's spread",
         "campaign/verdict/statistics.py",
-        [("data.std(axis=-1, ddof=1) / math.sqrt(count)", "data.std(axis=-1) / math.sqrt(count)")],
+        [("float(data.std(ddof=1)), floor) / math.sqrt", "float(data.std()), floor) / math.sqrt")],
         ["campaign/verdict/test_statistics.py"],
     ),
     Mutant(

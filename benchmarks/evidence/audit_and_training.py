@@ -25,8 +25,10 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from retrain.campaign.plan.plan_file import read_plan
-from retrain.campaign.verdict.analysis import Estimate, mean_estimate
-from retrain.campaign.verdict.results import Results, read_campaign
+from retrain.campaign.verdict.analysis import mean_estimate
+from retrain.campaign.verdict.results import Results
+from retrain.campaign.verdict.run_reader import read_campaign
+from retrain.campaign.verdict.statistics import Estimate
 
 BATCHES, CONTINUATIONS, DRAWS = 24, 4, 10_000
 MARGIN, SIDE, GAP, LEGEND = 60, 230, 55, 5

@@ -9,22 +9,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import variance
 from typing import Any, NamedTuple
 
 import tomli_w
 
+from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import PLAN
-from retrain.campaign.verdict.analysis import accuracy, differences
-from retrain.campaign.verdict.results import read_campaign
-from retrain.campaign.verdict.statistics import detectable_effect, smallest_p
+from retrain.campaign.verdict import statistics
+from retrain.campaign.verdict.analysis import compare
+from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train, warm_start
 from retrain.config.explain import run_memory
 from retrain.config.schema import Config
 from retrain.errors import RetrainError
-from retrain.report.page import duration
+from retrain.report.page import duration, plural
 from retrain.storage.run_files import read_rows
 from retrain.system.masking import masked
 from retrain.system.process import Process
@@ -56,7 +56,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "steps": sum(one.config.training.max_steps for one in loaded.configs) * len(seeds),
         "evaluation": _evaluation(config),
         "executor": f"{loaded.executor.name}, {slots} at a time on this machine",
-        "power": power(len(seeds), comparisons, loaded.settings.alpha, spread(loaded, reached)),
+        "power": power(loaded.settings, comparisons, spread(loaded, reached)),
     }
     if memory := run_memory(loaded.configs[0], loaded.settings.ranks):
         facts["memory_mb"] = {"run": memory, "at_once": memory * min(runs, slots) * loaded.settings.ranks}
@@ -144,17 +144,17 @@ def _parts(spent: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviation over seeds of the paired difference in accuracy, and the source of the estimate."""
+    """Standard deviation over seeds of the paired difference in the first outcome, and the source of the estimate."""
 
     sd: float
     source: str
 
 
 def spread(loaded: LoadedCampaign, reached: float | None = None) -> Spread | None:
-    """Estimate the standard deviation of the paired difference in accuracy; None if nothing is evaluated.
+    """Estimate the standard deviation of the paired difference in the first outcome; None if it is not known.
 
-    It is measured in the campaign's finished runs. If no comparison has two pairs of them, it is the binomial error
-    of two evaluations, which is a lower bound: sd = sqrt(2 p (1 - p) / problems).
+    It is measured in the campaign's finished runs. If no comparison has two pairs of them, that of an accuracy is the
+    binomial error of two evaluations, which is a lower bound: sd = sqrt(2 p (1 - p) / problems).
 
     Args:
         loaded: the campaign.
@@ -163,7 +163,7 @@ def spread(loaded: LoadedCampaign, reached: float | None = None) -> Spread | Non
     if measured := _measured(loaded):
         return measured
     problems = loaded.configs[0].config.eval.problems
-    if not problems:
+    if not problems or loaded.settings.measured[0].metric != "accuracy":
         return None
     rate, origin = (reached, "the probe's") if reached is not None and 0 < reached < 1 else (0.5, "worst-case")
     source = f"assumed: the binomial error of two evaluations of {problems} problems at {origin} accuracy {rate:.2g}"
@@ -174,40 +174,56 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
     """Pool the variances of the comparisons with at least two complete pairs; None without such a comparison."""
     if not (loaded.directory / PLAN).exists():
         return None
-    found: list[list[float]] = []
-    for results in (read_campaign(loaded.directory, task) for task in loaded.settings.tasks or ("",)):
-        against = [(label, results.baseline) for label in results.conditions if label != results.baseline]
-        found += [differences(results.pairs(*pair), accuracy) for pair in results.ladder or against]
-    found = [values for values in found if len(values) > 1]
-    squares = sum(variance(values) * (len(values) - 1) for values in found)
-    pairs = sum(map(len, found))
+    tables = [one for one in read_campaign_tables(loaded.directory) if one.outcome == loaded.settings.measured[0]]
+    places = [
+        (table, *pair)
+        for table in tables
+        for pair in table.ladder or [(one, table.baseline) for one in table.conditions if one != table.baseline]
+    ]
+    found = [one for one in compare(places, "baseline") if one.mean.free > 0]
+    free = sum(one.mean.free for one in found)
+    squares = sum(one.deviation**2 * one.mean.free for one in found)
     # With few pairs all differences can be equal; a standard deviation of 0 would then overstate the power.
     if not squares:
         return None
-    return Spread(math.sqrt(squares / (pairs - len(found))), f"measured in {pairs} pairs of finished runs")
+    return Spread(math.sqrt(squares / free), f"measured in {sum(one.count for one in found)} pairs of finished runs")
 
 
-def power(seeds: int, comparisons: int, alpha: float, known: Spread | None) -> list[str]:
-    """Describe the statistical power of a campaign in sentences.
+def power(settings: Campaign, comparisons: int, known: Spread | None) -> list[str]:
+    """Describe in sentences what the seeds of a campaign can detect, by which test, and what six seeds would add.
 
     Args:
-        seeds: number of paired seeds.
+        settings: seeds, warm starts, level and outcomes.
         comparisons: number of tests that share the level `alpha`.
         known: estimated standard deviation of the paired difference; None: only effect sizes are reported.
     """
-    least, comparisons = smallest_p(seeds), max(1, comparisons)
-    lines = [f"with {seeds} paired seeds the smallest possible p-value is {least:.4g}"]
-    if least > alpha / comparisons:
-        needed = math.ceil(1 - math.log2(alpha / comparisons))
-        above = f"that is above {alpha:g} / {comparisons} comparisons: no difference can be significant"
-        return [*lines, f"{above}; use at least {needed} seeds"]
-    effect = detectable_effect(seeds, 1.0, alpha=alpha / comparisons)
-    found = f"a true difference of {effect:.3g} standard deviations of the paired difference is detected with"
-    lines.append(f"{found} probability 0.8, at level {alpha:g} / {comparisons}")
+    starts, comparisons = settings.warm_starts, max(1, comparisons)
+    count, unit = (len(settings.seed_list), "paired seed") if starts == 1 else (starts, "warm start")
+    exact = statistics.exact_seeds(settings.alpha)
+    lines = [_detectable(settings, count, unit, comparisons, known)]
+    if count < exact:
+        lines.append(_detectable(settings, max(6, exact), unit, comparisons, known))
     if known is not None:
-        spread = f"a standard deviation of {100 * known.sd:.1f} points ({known.source})"
-        lines.append(f"that is {100 * effect * known.sd:.1f} points of accuracy, with {spread}")
+        lines.append(f"standard deviation of the paired difference: {known.sd:.3g} ({known.source})")
+    margin = settings.measured[0].margin
+    if known is not None and margin:
+        needed = statistics.seeds_needed(margin, known.sd, comparisons, settings.alpha)
+        shown = f"about {needed:,} {unit}s" if needed else "more than 100,000 seeds"
+        lines.append(f"equality within {margin:g} is shown by {shown} in 80%, if there is no difference")
     return lines
+
+
+def _detectable(settings: Campaign, count: int, unit: str, comparisons: int, known: Spread | None) -> str:
+    """Return the difference that this number of seeds detects with a power of 80 %, and the test that does."""
+    seeds = plural(count, unit)
+    if count < statistics.LEAST_SEEDS:
+        return f"{seeds}: no verdict, only differences; a verdict needs {statistics.LEAST_SEEDS}"
+    exact = count >= statistics.exact_seeds(settings.alpha)
+    test = "the exact max-t test" if exact else "the t test, which assumes roughly normal differences,"
+    effect = statistics.detectable_effect(count, comparisons, settings.alpha)
+    size = f"{effect:.2f} standard deviations of the paired difference"
+    size += f" ({effect * known.sd:.3g} {settings.measured[0].metric})" if known is not None else ""
+    return f"{seeds}: {test} detects {size} with 80% power, in a family of {comparisons}"
 
 
 def _probe(

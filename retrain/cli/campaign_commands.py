@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +12,7 @@ import typer
 
 from retrain.cli.arguments import File, Json, Overrides, warn
 from retrain.system.files import writing
-from retrain.system.terminal import say
+from retrain.system.terminal import say, shown
 
 if TYPE_CHECKING:
     from retrain.campaign.plan.load_campaign import LoadedCampaign
@@ -55,12 +57,12 @@ def campaign(  # noqa: PLR0913 - one per option
 def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
     """Run a campaign, write its report and print the verdict. Exit with code 1 if a run has no result."""
     from retrain.campaign.driver import failed, run_campaign
-    from retrain.campaign.verdict import card_page
+    from retrain.campaign.verdict.verdict_page import write_report
     from retrain.cli.campaign_display import matrix
 
     with matrix(plain=plain) as observe:
         directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    say(card_page.write(directory.path)[0])
+    say_verdict(write_report(directory.path).text)
     if failed(directory):
         raise typer.Exit(1)
 
@@ -93,13 +95,32 @@ def worker(
         raise typer.Exit(1)
 
 
-def compare(
+def compare(  # noqa: PLR0913 - one per option
     runs: Annotated[
         list[Path],
         typer.Argument(help="Runs or campaigns, or files of results; the first is the baseline.", show_default=False),
     ],
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Column or key of the files to compare.", show_default=False)
+        str | None,
+        typer.Option(
+            "--metric", help="Column or key of files, or metric of runs; unset: accuracy.", show_default=False
+        ),
+    ] = None,
+    goal: Annotated[
+        str | None, typer.Option("--goal", help="max if greater is better, or min.", show_default=False)
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option("--margin", help="Largest difference that does not matter; tests equality.", show_default=False),
+    ] = None,
+    summary: Annotated[str, typer.Option("--summary", help="Result of a run: the last value, or the mean.")] = "last",
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Runs of one seed are no pairs.")] = False,
+    allow_different: Annotated[
+        list[str] | None,
+        typer.Option("--allow-different", help="Setting of the measurement that may differ.", show_default=False),
+    ] = None,
+    fail_if: Annotated[
+        str | None, typer.Option("--fail-if", help="Exit with 1 for this verdict: worse.", show_default=False)
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with figures to this file.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="Write its tables for a paper to this file.")] = None,
@@ -108,24 +129,54 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: differences in held-out accuracy, paired by seed, with intervals and exact tests.
+    """Compare runs: differences in held-out accuracy, paired by seed, with intervals and tests.
 
     Runs of one configuration with different seeds are one condition. For instance:
     retrain compare runs/grpo-s0 runs/grpo-s1 runs/maxrl-s0 runs/maxrl-s1
 
-    Files are results of other programs: CSV or JSON lines with the columns method, seed and a metric (and task, step),
-    charts exported from Weights & Biases, TRL's trainer_state.json, metric files of verl and prime-rl.
+    Files are results of other programs: CSV or JSON lines with the columns method, seed and a metric (and task, step,
+    problem), charts exported from Weights & Biases, TRL's trainer_state.json, metric files of verl and prime-rl.
+    Exit codes: 1 with --fail-if worse if a comparison is worse, 2 options or runs that cannot be compared, 3 files.
     """
-    from retrain.campaign.verdict.comparison import compare as compared
+    from retrain.campaign.verdict import comparison, sentences, verdict_page
 
-    found = compared(runs, metric)
-    for file, made in ((html, found.page), (latex, found.latex)):
+    asked = comparison.asked(
+        metric=metric,
+        goal=goal,
+        margin=margin,
+        summary=summary,
+        unpaired=unpaired,
+        allowed=tuple(allow_different or ()),
+        fail_if=fail_if,
+    )
+    found = comparison.compare(runs, asked)
+    command = [comparison.command(runs, asked)]
+    for file, made in ((html, lambda: verdict_page.render(found, command)), (latex, lambda: verdict_page.paper(found))):
         if file:
+            comparison.check_output(file, runs)
             with writing(file):
                 file.write_text(made(), encoding="utf-8")
     if figures:
         from retrain.report.exported_figures import write_figures
 
         with writing(figures):
-            write_figures(figures, found.figures())
-    say(json.dumps(found.facts, indent=2) if as_json else found.text)
+            write_figures(figures, verdict_page.exported(found))
+    if as_json:
+        say(json.dumps(sentences.as_json(found), indent=2))
+    else:
+        say_verdict("\n".join([*comparison.differing(found.first), verdict_page.text(found)]))
+    if fail_if and any(one.kind == fail_if for one in found.comparisons):
+        raise typer.Exit(1)
+
+
+_COLORS = {"▲": "blue", "▼": "red", "=": "green", "≥": "green"}
+
+
+def say_verdict(text: str) -> None:
+    """Print a verdict; in a terminal the lines of conclusive comparisons have the color of their kind."""
+    for line in text.split("\n"):
+        color = _COLORS.get(line[:1]) if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else None
+        if color:
+            typer.secho(shown(line), fg=color)
+        else:
+            say(line)

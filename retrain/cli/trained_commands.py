@@ -184,10 +184,10 @@ def report(
     report.md and results.csv are written as well.
     """
     if (run / "plan.json").is_file():
-        from retrain.campaign.verdict import card_page
+        from retrain.campaign.verdict.verdict_page import write_report as write_verdict
 
-        text, files = card_page.write(run)
-        say("\n".join([text, *map(str, files)]))
+        found = write_verdict(run)
+        say("\n".join([found.text, *map(str, found.files)]))
         return
     from retrain.report.run_page import follow, write_report
 

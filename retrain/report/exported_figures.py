@@ -18,7 +18,7 @@ FOLDER = "figures"
 """Name of the directory next to a report."""
 
 _STYLES = Path(__file__).parent / "templates" / "style.css"
-_COLORS = 8
+_COLORS = 16
 """Number of colors of conditions in the style sheet."""
 _ZOOM = 3.0
 """Pixels of the PNG per unit of the drawing: 300 dpi at 100 units per inch."""

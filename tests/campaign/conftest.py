@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.verdict.results import Results, read_campaign
+from retrain.campaign.verdict.results import Results
+from retrain.campaign.verdict.run_reader import read_campaign
 from tests.campaign.tables import write_campaign
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.campaign.preview import Spread, power, preview, render, spread
-from retrain.campaign.verdict.results import read_campaign
+from retrain.campaign.verdict.run_reader import read_campaign
 from retrain.errors import RetrainError
 from tests.campaign.tables import write_campaign
 from tests.small_runs import TOML
@@ -18,17 +19,19 @@ def loaded(tmp_path, monkeypatch):
     return load_campaign("sweep.toml")
 
 
-def test_power_says_when_no_outcome_could_be_significant():
-    assert power(5, 1, 0.05, None) == [
-        "with 5 paired seeds the smallest possible p-value is 0.0625",
-        "that is above 0.05 / 1 comparisons: no difference can be significant; use at least 6 seeds",
-    ]
-    least, effect = power(8, 4, 0.05, None)
-    assert "0.007812" in least
-    assert "1.92 standard deviations" in effect
-    assert power(8, 4, 0.05, Spread(0.02, "known"))[2] == (
-        "that is 3.8 points of accuracy, with a standard deviation of 2.0 points (known)"
+def test_power_says_by_which_test_and_what_six_seeds_add():
+    three, six = power(Campaign(seeds=3), 4, Spread(0.02, "known"))[:2]
+    assert three == (
+        "3 paired seeds: the t test, which assumes roughly normal differences, detects 6.55 standard deviations of the "
+        "paired difference (0.131 accuracy) with 80% power, in a family of 4"
     )
+    assert six.startswith("6 paired seeds: the exact max-t test detects 2.")
+    (eight,) = power(Campaign(seeds=8), 4, None)
+    assert eight.startswith("8 paired seeds: the exact max-t test detects 1.53 standard deviations")
+    assert power(Campaign(seeds=2), 1, None)[0] == ("2 paired seeds: no verdict, only differences; a verdict needs 3")
+    assert power(Campaign(seeds=8, warm_starts=4), 1, None)[0].startswith("4 warm starts: the t test")
+    margin = power(Campaign(seeds=8, margin=0.02), 1, Spread(0.02, "known"))[-1]
+    assert margin == "equality within 0.02 is shown by about 11 paired seeds in 80%, if there is no difference"
 
 
 def test_the_spread_is_that_of_the_evaluation_until_two_pairs_of_runs_have_finished(loaded):
@@ -48,7 +51,7 @@ def test_the_spread_is_that_of_the_evaluation_until_two_pairs_of_runs_have_finis
     assert spread(loaded) == worst
     outcome.write_text('{"status": "done"}')
     left, right = (read_campaign(loaded.directory).done(label) for label in ("maxrl", "grpo"))
-    differences = [float(left[seed].accuracy or 0) - float(right[seed].accuracy or 0) for seed in (0, 1)]
+    differences = [float(left[seed].result or 0) - float(right[seed].result or 0) for seed in (0, 1)]
     measured = spread(loaded)
     assert measured.sd == pytest.approx(abs(differences[0] - differences[1]) / 2**0.5)
     assert measured.source == "measured in 2 pairs of finished runs"

@@ -27,6 +27,6 @@ def test_every_campaign_has_its_curves_and_a_row_for_each_change(tmp_path):
         *("first", "maxrl", "gtpo"),
         *("second", "maxrl", "gtpo", "maxrl"),  # the last is the legend's
     ]
-    kinds = [dot.get("class") for dot in drawn.iter("{http://www.w3.org/2000/svg}circle")]
-    assert kinds == ["better", "worse", "unclear", "unclear"]
+    kinds = [mark.get("class") for mark in drawn.iter("{http://www.w3.org/2000/svg}path")]
+    assert [kind for kind in kinds if "mark" in kind] == ["better mark", "worse mark", "open mark", "open mark"]
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")

@@ -5,14 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from scipy import integrate, optimize, stats
-
-
-def iqm(values):
-    ordered = sorted(values)
-    cut = len(ordered) // 4
-    kept = ordered[cut : len(ordered) - cut]
-    return sum(kept) / len(kept)
+from scipy import stats
 
 
 def t_interval(values):
@@ -30,6 +23,26 @@ def sign_flip(differences):
         patterns += 1
         hits += abs(math.fsum(s * d for s, d in zip(signs, differences, strict=True))) >= observed - 1e-12
     return hits / patterns
+
+
+def max_t(differences, floor=0.0):
+    """Westfall and Young's step-down max-t over all sign vectors; differences [m][n]."""
+    n = len(differences[0])
+
+    def statistic(row, signs):
+        flipped = [s * d for s, d in zip(signs, row, strict=True)]
+        mean = math.fsum(flipped) / n
+        spread = math.sqrt(math.fsum((one - mean) ** 2 for one in flipped) / (n - 1))
+        return abs(mean) * math.sqrt(n) / max(spread, floor, 1e-6 * math.sqrt(math.fsum(d * d for d in row) / n))
+
+    tables = [[statistic(row, signs) for row in differences] for signs in itertools.product((1, -1), repeat=n)]
+    order = sorted(range(len(differences)), key=lambda j: -tables[0][j])
+    p, last = [0.0] * len(differences), 0.0
+    for rank, j in enumerate(order):
+        least = tables[0][j] * (1 - 1e-9)
+        share = sum(max(table[k] for k in order[rank:]) >= least for table in tables) / len(tables)
+        last = p[j] = max(last, share)
+    return p
 
 
 def holm(p_values):
@@ -52,26 +65,6 @@ def hedges(differences):
     return (1 - 3 / (4 * (n - 1) - 1)) * mean / deviation
 
 
-def noncentral_t_cdf(t, df, shift):
-    """P(T <= t) = E Phi(t sqrt(V / df) - shift), V chi-squared with df degrees of freedom."""
-    return integrate.quad(
-        lambda v: stats.norm.cdf(t * math.sqrt(v / df) - shift) * stats.chi2.pdf(v, df),
-        *(0, stats.chi2.isf(1e-16, df)),
-        epsabs=1e-12,
-        limit=400,
-    )[0]
-
-
 def t_power(n, effect, alpha):
     critical, shift = stats.t.ppf(1 - alpha / 2, n - 1), effect * math.sqrt(n)
-    return 1 - noncentral_t_cdf(critical, n - 1, shift) + noncentral_t_cdf(-critical, n - 1, shift)
-
-
-def all_alike_power(n, effect):
-    """All n signs are the same."""
-    return stats.norm.cdf(effect) ** n + stats.norm.cdf(-effect) ** n
-
-
-def detectable_effect(power, sd):
-    """The effect at which power(effect) is 0.8."""
-    return sd * optimize.brentq(lambda effect: power(effect) - 0.8, 1e-6, 10, xtol=1e-12)
+    return stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from retrain.campaign.plan.outcome import Goal, Margin, Outcome
 from retrain.config.schema import Array, Count, Natural, Params, Positive, Section, Seed
 
 
@@ -67,8 +68,16 @@ class Campaign(Section):
     controls: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Array] = ()
     """Labels of conditions with a known result. In a campaign with tasks they are tested as families of their own, and
     take no power from the others."""
+    metric: Annotated[str, Field(min_length=1)] = "accuracy"
+    """Result of a run: a number of its evaluations, or any metric of its steps. Several: `[[campaign.outcomes]]`."""
+    goal: Goal | None = None
+    """Direction of `metric`: "max" if greater is better, or "min". Unset: "max", unless its name leaves it open."""
+    margin: Margin | None = None
+    """Largest difference in `metric` that does not matter. With it, equality within the margin is tested."""
+    outcomes: Annotated[tuple[Outcome, ...], Array] = ()
+    """Several results of a run, each with its goal and margin. Unset: one, `metric`."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Accuracy threshold; reports give the number of steps until a run first reaches it."""
+    """Threshold of the first outcome; reports give the number of steps until a run first reaches it."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Significance level after correction for multiple comparisons."""
     executor: Annotated[str, Field(min_length=1)] = "local"
@@ -98,6 +107,20 @@ class Campaign(Section):
         if len(set(tasks)) < len(tasks):
             raise ValueError("a task is listed twice")
         return tasks
+
+    @model_validator(mode="after")
+    def _measurable(self) -> Campaign:
+        if self.outcomes and self.model_fields_set & {"metric", "goal", "margin"}:
+            raise ValueError("`outcomes` replaces metric, goal and margin: set them in [[campaign.outcomes]]")
+        if len({one.metric for one in self.outcomes}) < len(self.outcomes):
+            raise ValueError("an outcome is listed twice")
+        self.measured  # noqa: B018 - validates metric, goal and margin together
+        return self
+
+    @property
+    def measured(self) -> tuple[Outcome, ...]:
+        """All outcomes; the first is the one of learning curves and thresholds."""
+        return self.outcomes or (Outcome(metric=self.metric, goal=self.goal, margin=self.margin),)
 
     def start(self, seed: int) -> int:
         """Return the index of the warm start of the runs with this seed, counted from 0."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
+from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.plan.plan_file import PLAN, Declared, Plan, jobs, read_plan
 from retrain.config.presets import leaves
 from retrain.config.resolve import LoadedConfig
@@ -137,15 +138,17 @@ def _started(path: Path) -> set[str]:
 def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
     """Return all settings that decide what the declared comparison tests, as JSON data.
 
-    These are the labels, the level, the seeds and warm starts, the tasks, and the configuration of both conditions
-    without the tables that do not affect results. A key has the value that the file gives it, and the hash is of the
-    configuration with its defaults. Seeds are part of it, because adding seeds after a look at
-    results is optional stopping.
+    These are the labels, the level, the seeds and warm starts, the tasks, the outcomes unless accuracy is the only
+    one, and the configuration of both conditions without the tables that do not affect results. A key has the value
+    that the file gives it, and the hash is of the configuration with its defaults. Seeds are part of it, because
+    adding seeds after a look at results is optional stopping.
     """
     settings = loaded.settings
     labels = {"baseline": loaded.baseline, "primary": settings.primary}
     terms: dict[str, Any] = {**labels, "claim": settings.claim, "alpha": settings.alpha}
     terms |= {"seeds": settings.seed_list, "warm_starts": settings.warm_starts, "tasks": settings.tasks}
+    if settings.measured != (Outcome(),):  # left out otherwise, so that older declarations keep their time
+        terms["outcomes"] = [one.model_dump() for one in settings.measured]
     for role, label in labels.items():
         for one, config in zip(loaded.conditions, loaded.configs, strict=True):
             if one.method == label and one.task in ("", settings.claim):

@@ -1,51 +1,40 @@
-"""Estimates for each condition of a campaign, and tested differences between conditions."""
+"""From tables of results to one table of comparisons, each with its verdict."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import fmean, median
-from typing import Any
+from typing import Literal
 
-import numpy as np
-
+from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.results import SPENT, Cell, Results
+from retrain.campaign.verdict.results import ALL_TASKS, SPENT, Cell, Results, mean_over_tasks
+from retrain.campaign.verdict.statistics import Estimate, Mean, mean_of
 from retrain.functional.evaluation import aes
-from retrain.functional.seeds import derive_seed
+from retrain.report.page import plural
 
 Measure = Callable[[Cell], "float | None"]
-accuracy, _area, _tokens = (attrgetter(name) for name in ("accuracy", "area", "avg_tokens"))
-_mean = partial(np.mean, axis=-1)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its 95% interval; NaN where there are too few runs."""
-
-    value: float
-    low: float
-    high: float
-
-
+Kind = Literal["better", "worse", "equal", "not worse", "open", "same"]
+Test = Literal["", "exact", "t test", "permutation", "McNemar"]
+Place = tuple[Results, str, str]
+"""Table, condition, and the condition that it is compared with."""
+result, _area, _tokens = (attrgetter(name) for name in ("result", "area", "avg_tokens"))
 _NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Estimates from the finished runs of a condition.
+    """Estimates from the finished runs of a condition: means over runs with 95% t intervals.
 
     Attributes:
         condition: its label.
         done, planned: runs with a result, and runs in the plan.
-        mean, iqm: mean and interquartile mean of the final held-out accuracy, with bootstrap intervals over runs.
-        area, avg_tokens: means of the runs' learning-curve area and final completion length, with the same intervals.
+        mean, area, avg_tokens: result, mean of the learning curve, and final completion length.
         reached: runs that reached the threshold; None without a threshold.
-        to_threshold: median steps, rollouts, tokens and seconds to the threshold; a run that never reaches it counts
-            as later than all others, and the median is infinite when half of the runs or more never do.
+        steps: steps until the threshold; NaN unless every run reached it.
         total: mean rollouts, tokens and seconds of a run.
     """
 
@@ -53,67 +42,91 @@ class Summary:
     done: int
     planned: int
     mean: Estimate
-    iqm: Estimate
     area: Estimate
     avg_tokens: Estimate
     reached: int | None
-    to_threshold: dict[str, float]
-    total: dict[str, float]
+    steps: Estimate
+    total: dict[str, Estimate]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the tests of a family say about one of its comparisons.
+
+    Attributes:
+        test: "exact" (step-down max-t over sign vectors), "t test", "permutation" (unpaired), "McNemar", or "" for
+            fewer than three seeds.
+        p: p-value of the comparison alone; corrected: that of the family.
+        equality, not_worse: corrected p-values of the two one-sided t tests of the margin; 1 without a margin.
+        kind: "better" and "worse" are corrected differences; "equal" is within the margin; "not worse" is not worse by
+            more than the margin; "same" is for identical runs.
+    """
+
+    test: Test = ""
+    p: float = 1.0
+    corrected: float = 1.0
+    equality: float = 1.0
+    not_worse: float = 1.0
+    kind: Kind = "open"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of two conditions in the final result of their runs, paired by seed.
+    """Comparison of two conditions in the results of their runs.
 
     Attributes:
         condition, against: labels; differences are condition minus against.
+        task: name of the task; "" if there is one, "all tasks" for the mean over tasks.
         family: "primary" (the declared comparison), "ladder" (the condition extends `against`), "baseline", "pooled"
-            (the mean over tasks) or "tasks". Each family is corrected separately.
+            (the mean over tasks) or "tasks"; those of controls end with "of controls". Each family is corrected alone.
         size, alpha: number of comparisons in the family, and its family-wise level.
-        metric: name of the measured quantity; larger is better.
-        seeds: seeds that finished in both conditions; only these are compared.
+        outcome: what is measured.
+        seeds: seeds that finished in both conditions; of unpaired runs, those of the condition.
+        paired: True if these seeds are pairs.
         starts: number of warm starts of these runs. With several, the differences of one warm start are averaged and
             count as one observation.
         left_out: seeds of the plan without a pair.
-        difference: mean of the paired differences with the interval of the paired t-test.
-        p, exact: p-value of the two-sided sign-flip permutation test; True if all sign patterns were enumerated.
-        holm: p corrected for the family.
+        mean: mean difference with its standard error; difference: the same with a 95% t interval, uncorrected.
+        judged: the tests.
+        improvement: probability that a run of the condition has a larger result than one of the other.
         effect: Hedges' g of the paired differences.
-        improvement: probability that a run of the condition beats one of the other.
-        area, avg_tokens: their paired differences, which are not tested.
-        aes: accuracy-efficiency score of each run of the condition against its pair (see `functional.evaluation.aes`).
-        detectable: smallest true difference that these seeds detect with a power of 80 % at level alpha / size;
-            infinite if they detect none.
-        needed: number of seeds to detect a difference of this size; None if no number suffices, or if there are too few
-            seeds to estimate the effect.
+        area, avg_tokens, aes: paired differences that are not tested; see `functional.evaluation.aes`.
+        failures: a sentence part that counts failed runs as the worst value seen; "" if none failed.
+        withheld: why the verdict is withheld; "" otherwise.
+        warning: a further remark; "" otherwise.
     """
 
     condition: str
     against: str
+    task: str
     family: str
     size: int
     alpha: float
-    metric: str
+    outcome: Outcome
     seeds: tuple[int, ...]
+    paired: bool
     starts: int
     left_out: tuple[int, ...]
-    difference: Estimate
-    p: float
-    exact: bool
-    effect: float
-    improvement: Estimate
-    area: Estimate
-    avg_tokens: Estimate
+    mean: Mean
+    judged: Judged = field(default_factory=Judged)
+    improvement: Estimate = _NOTHING
+    effect: float = math.nan
+    area: Estimate = _NOTHING
+    avg_tokens: Estimate = _NOTHING
     aes: Estimate = _NOTHING
-    holm: float = 1.0
-    needed: int | None = None
-    detectable: float = math.nan
+    failures: str = ""
+    withheld: str = ""
+    warning: str = ""
 
     @property
-    def same(self) -> bool:
-        """True if accuracy, area under the curve and tokens are equal in every seed."""
-        found = (self.difference, self.area, self.avg_tokens)
-        return bool(self.seeds) and all(one.value == 0 and not (one.low < 0 or one.high > 0) for one in found)
+    def difference(self) -> Estimate:
+        """Mean difference with its 95% t interval."""
+        return self.mean.interval
+
+    @property
+    def kind(self) -> Kind:
+        """The verdict; "open" if it is withheld."""
+        return "open" if self.withheld else self.judged.kind
 
     @property
     def lengths_differ(self) -> bool:
@@ -122,194 +135,328 @@ class Comparison:
         return found.low > 0 or found.high < 0 or (math.isnan(found.low) and abs(found.value) > 0)
 
     @property
-    def significant(self) -> bool:
-        """True if the corrected p-value is at most the family's level."""
-        return self.holm <= self.alpha
-
-    @property
     def count(self) -> int:
         """Number of independent differences: seeds, or warm starts if there are several."""
         return self.starts if self.starts > 1 else len(self.seeds)
 
     @property
-    def untested(self) -> bool:
-        """True if the interval excludes 0, but no result can be significant with so few seeds in this family."""
-        return self.count < self.enough and (self.difference.low > 0 or self.difference.high < 0)
+    def deviation(self) -> float:
+        """Standard deviation of a difference: error * sqrt(free + 1)."""
+        return self.mean.error * math.sqrt(self.mean.free + 1)
 
     @property
-    def enough(self) -> int:
-        """Smallest number of seeds for which a result can be significant at level alpha / size."""
-        return next(n for n in range(2, 99) if self.size * statistics.smallest_p(n) <= self.alpha)
+    def detectable(self) -> float:
+        """Smallest true difference that is detected with a probability of 80 %; infinite or NaN if none is."""
+        return self.deviation * statistics.detectable_effect(int(self.mean.free) + 1, self.size, self.alpha)
+
+    @property
+    def needed(self) -> int | None:
+        """Number of seeds that would show equality within the margin; None without a margin or a spread."""
+        if self.outcome.margin is None or not self.mean.error > 0:
+            return None
+        return statistics.seeds_needed(self.outcome.margin, self.deviation, self.size, self.alpha)
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """All numbers of the report.
+    """All numbers of a report.
 
     Attributes:
-        declared: the comparison that `[campaign] primary` names, which is in no other family.
-        ladder: every condition against the one that it extends; empty without a plan, or if all extend the
-            baseline.
-        baseline: every condition against the baseline.
+        tables: results by outcome and task, in this order.
+        comparisons: all comparisons, family by family within an outcome.
     """
 
-    results: Results
-    summaries: tuple[Summary, ...]
-    declared: tuple[Comparison, ...]
-    ladder: tuple[Comparison, ...]
-    baseline: tuple[Comparison, ...]
+    tables: tuple[Results, ...]
+    comparisons: tuple[Comparison, ...]
 
     @property
-    def primary(self) -> tuple[Comparison, ...]:
-        """Comparisons that the verdict reports first: the declared one, and the ladder if there is one."""
-        return (*self.declared, *(self.ladder or self.baseline))
+    def first(self) -> Results:
+        """Table of the first outcome and task; conditions, baseline and seeds are the same in all tables."""
+        return self.tables[0]
 
     @property
-    def every(self) -> tuple[Comparison, ...]:
-        """All comparisons, family by family."""
-        return (*self.declared, *self.ladder, *self.baseline)
+    def main(self) -> list[Results]:
+        """Tables of the first outcome, one for each task."""
+        return [one for one in self.tables if one.outcome == self.first.outcome]
 
     @property
-    def secondary(self) -> tuple[Comparison, ...]:
-        """Comparisons with the baseline that are not also in the ladder; empty without a ladder."""
-        first = {(one.condition, one.against) for one in self.ladder}
-        return tuple(one for one in self.baseline if first and (one.condition, one.against) not in first)
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes."""
+        return list(dict.fromkeys(one.outcome for one in self.tables))
+
+    @property
+    def shown(self) -> list[Comparison]:
+        """Comparisons without those of the baseline that are in the ladder as well."""
+        ladder = {(one.outcome, one.condition, one.against) for one in self.comparisons if one.family == "ladder"}
+        return [
+            one
+            for one in self.comparisons
+            if one.family != "baseline" or (one.outcome, one.condition, one.against) not in ladder
+        ]
+
+    @property
+    def lost(self) -> list[tuple[str, Cell]]:
+        """Runs without a result in some outcome, with their task."""
+        cells = {(table.task, cell.condition, cell.seed): cell for table in self.tables for cell in table.lost}
+        return [(task, cell) for (task, _, _), cell in cells.items()]
 
 
-def analyze(results: Results) -> Analysis:
-    """Compute summaries of all conditions and all families of comparisons. The result is deterministic."""
-    baseline = [(label, results.baseline) for label in results.conditions if label != results.baseline]
-    ladder = () if set(results.ladder) == set(baseline) else results.ladder
-    declared = [(results.primary, results.baseline)] if results.primary else []
-    return Analysis(
-        results,
-        tuple(summarize(results, label) for label in results.conditions),
-        compare(results, declared, "primary"),
-        compare(results, [pair for pair in ladder if pair not in declared], "ladder"),
-        compare(results, [pair for pair in baseline if pair not in declared], "baseline"),
-    )
+def analyze(tables: Sequence[Results]) -> Analysis:
+    """Compare the conditions of all tables, family by family. The result is deterministic."""
+    outcomes = dict.fromkeys(one.outcome for one in tables)
+    families = [_families([one for one in tables if one.outcome == outcome]) for outcome in outcomes]
+    return Analysis(tuple(tables), tuple(one for found in families for one in found))
 
 
-def compare(results: Results, pairs: Sequence[tuple[str, str]], family: str) -> tuple[Comparison, ...]:
-    """Compare the pairs (condition, against) as one family, with Holm's correction."""
-    return corrected([compared(results, pair, family, len(pairs)) for pair in pairs])
+def _families(tables: Sequence[Results]) -> list[Comparison]:
+    """Compare the tables of one outcome: the declared comparison, then the families of the others."""
+    first = tables[0]
+    others = [one for one in first.conditions if one != first.baseline]
+    families: dict[str, list[Place]] = {"primary": []}
+    if len(tables) == 1 and not first.task:
+        ladder = set(first.ladder) != {(one, first.baseline) for one in others}
+        families["ladder"] = [(first, *pair) for pair in first.ladder if ladder]
+        families["baseline"] = [(first, one, first.baseline) for one in others]
+    else:
+        mean = [mean_over_tasks(tables)] if len(tables) > 1 else []
+        for label, controls in (("", False), (" of controls", True)):
+            side = [one for one in others if (one in first.controls) is controls]
+            families[f"pooled{label}"] = [(table, one, first.baseline) for table in mean for one in side]
+            families[f"tasks{label}"] = [(table, one, first.baseline) for one in side for table in tables]
+    claimed = [place for places in families.values() for place in places if _key(place) == first.claimed][-1:]
+    rest = {name: [place for place in places if _key(place) != first.claimed] for name, places in families.items()}
+    return [one for name, places in (rest | {"primary": claimed}).items() for one in compare(places, name)]
 
 
-def corrected(found: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Add Holm's correction and the needed number of seeds to the comparisons of one family."""
-    adjusted = statistics.holm([one.p for one in found])
-    return tuple(replace(one, holm=value, needed=_needed(one)) for one, value in zip(found, adjusted, strict=True))
+def _key(place: Place) -> tuple[str, str, str]:
+    return place[0].task, place[1], place[2]
 
 
-def summarize(results: Results, condition: str) -> Summary:
-    """Estimate the results and costs of a condition from its finished runs."""
-    cells = list(results.done(condition).values())
-    threshold = results.threshold
-    accuracies = _values(cells, accuracy)
-    return Summary(
-        condition=condition,
-        done=len(cells),
-        planned=len(results.of(condition)),
-        mean=_bootstrapped(accuracies, _mean, condition, "mean"),
-        iqm=_bootstrapped(accuracies, statistics.iqm, condition, "iqm"),
-        area=_bootstrapped(_values(cells, _area), _mean, condition, "area"),
-        avg_tokens=_bootstrapped(_values(cells, _tokens), _mean, condition, "tokens"),
-        reached=None if threshold is None else sum(cell.reached(threshold) is not None for cell in cells),
-        to_threshold={} if threshold is None else _to_threshold(cells, threshold),
-        total={cost: fmean(cell.total[i] for cell in cells) if cells else math.nan for i, cost in enumerate(SPENT)},
-    )
+def compare(places: Sequence[Place], family: str) -> list[Comparison]:
+    """Compare the places (table, condition, against) as one family."""
+    judged, found = _judge(places), list[Comparison]()
+    failed = [(table.with_failures(), one, other) for table, one, other in places]
+    counted = _judge(failed) if any(cell.status == "failed" for table, *_ in places for cell in table.runs) else judged
+    for place, own, other, with_failures in zip(places, judged, counted, failed, strict=True):
+        one = _described(place, family, len(places))
+        notes = _remarks(place, replace(one, judged=own), other, with_failures)
+        kind = "same" if _same(place) else own.kind
+        found.append(replace(one, judged=replace(own, kind=kind), **notes))
+    return found
 
 
-def compared(results: Results, pair: tuple[str, str], family: str, size: int) -> Comparison:
-    """Compare a pair (condition, against) without correction.
+def _judge(places: Sequence[Place]) -> list[Judged]:
+    """Test the comparisons of one family."""
+    if not places:
+        return []
+    means, alpha = [_mean(place) for place in places], places[0][0].alpha
+    raw, exact = _exact(places)
+    students = statistics.holm([mean.p for mean in means])
+    bounds = [_margin(place[0].outcome, mean) for place, mean in zip(places, means, strict=True)]
+    equality, not_worse = (statistics.holm([bound[side] for bound in bounds]) for side in (0, 1))
+    found: list[Judged] = []
+    for index, ((table, *pair), mean) in enumerate(zip(places, means, strict=True)):
+        test = _test(table, *pair)
+        p, corrected = (raw[index], exact[index]) if test in ("exact", "permutation") else (mean.p, students[index])
+        if test == "McNemar":
+            p = statistics.mcnemar(*_answers(table, *pair))
+            corrected = min(1.0, len(places) * p)
+        one = Judged(test, p, corrected, equality[index], not_worse[index]) if test else Judged()
+        found.append(replace(one, kind=_kind(one, table.outcome.sign * mean.value, alpha)))
+    return found
 
-    Args:
-        results: results of the runs.
-        pair: labels.
-        family: name of the family.
-        size: number of comparisons in the family.
-    """
-    condition, against = pair
-    pairs = results.pairs(condition, against)
-    seeds = tuple(cell.seed for cell, _ in pairs)
-    planned = {cell.seed for label in pair for cell in results.of(label)}
-    paired = differences(pairs, accuracy)
-    own, other = (_values([cells[side] for cells in pairs], accuracy) for side in (0, 1))
-    # Integers are stored exactly, so that their differences have no rounding that would need a tolerance.
-    scale = max((abs(value) for value in (*own, *other) if not float(value).is_integer()), default=0.0)
+
+def _kind(one: Judged, gain: float, alpha: float) -> Kind:
+    if one.corrected <= alpha:
+        return "better" if gain > 0 else "worse"
+    if one.equality <= alpha:
+        return "equal"
+    return "not worse" if one.not_worse <= alpha else "open"
+
+
+def _margin(outcome: Outcome, mean: Mean) -> tuple[float, float]:
+    """Return the p-values of equality within the margin, and of being not worse by more than it."""
+    if outcome.margin is None:
+        return 1.0, 1.0
+    above, below = mean.above(-outcome.margin), mean.below(outcome.margin)
+    return max(above, below), above if outcome.sign > 0 else below
+
+
+def _test(table: Results, condition: str, against: str) -> Test:
+    """Return the test that decides: the exact one if it can be significant with this number of runs."""
+    sizes = [len(table.done(one)) for one in (condition, against)]
+    if sizes == [1, 1] and min(map(len, answers := _answers(table, condition, against))) > 1:
+        return "McNemar" if {*answers[0], *answers[1]} <= {0.0, 1.0} else ""
+    if not table.paired:
+        if min(sizes) < statistics.LEAST_SEEDS:
+            return ""
+        least = (2 if sizes[0] == sizes[1] else 1) / math.comb(sum(sizes), sizes[0])
+        return "permutation" if least <= table.alpha else "t test"
+    count = len(_paired(table, condition, against, result))
+    if count < statistics.LEAST_SEEDS:
+        return ""
+    return "exact" if count >= statistics.exact_seeds(table.alpha) else "t test"
+
+
+def _exact(places: Sequence[Place]) -> tuple[list[float], list[float]]:
+    """Return the p-values of the exact tests, alone and corrected."""
+    if not places[0][0].paired:
+        raw = [statistics.permutation(table.values(one), table.values(other)) for table, one, other in places]
+        return raw, statistics.holm(raw)
+    rows, floors = [_paired(*place, result) for place in places], [_floor(place[0]) for place in places]
+    units = sorted({unit for row in rows for unit in row})
+    matrix = [[row.get(unit, math.nan) for unit in units] for row in rows]
+    if not units:
+        return [1.0] * len(places), [1.0] * len(places)
+    raw = [statistics.max_t([row], floor)[0] for row, floor in zip(matrix, floors, strict=True)]
+    return raw, statistics.max_t(matrix, floors)
+
+
+def _mean(place: Place) -> Mean:
+    table, condition, against = place
+    if table.paired:
+        return mean_of(list(_paired(*place, result).values()), _floor(table))
+    return statistics.welch(table.values(condition), table.values(against), _floor(table))
+
+
+def _floor(table: Results) -> float:
+    """Return half the resolution of the metric: .5 / problems; 0 if it is unknown."""
+    problems = max((cell.problems for cell in table.runs), default=0)
+    return 0.5 / problems if problems else 0.0
+
+
+def _paired(table: Results, condition: str, against: str, measure: Measure) -> dict[int, float]:
+    """Return the differences of a measure by seed; with several warm starts, their means by warm start."""
+    cells = [pair for pair in table.pairs(condition, against) if None not in map(measure, pair)]
+    values = statistics.differences(*([measure(pair[side]) or 0.0 for pair in cells] for side in (0, 1)))
+    starts = [cell.start for cell, _ in cells]
+    if len(set(starts)) < 2:
+        return {cell.seed: value for (cell, _), value in zip(cells, values, strict=True)}
+    return {at: fmean(value for own, value in zip(starts, values, strict=True) if own == at) for at in set(starts)}
+
+
+def _answers(table: Results, condition: str, against: str) -> tuple[list[float], list[float]]:
+    """Return the values of both conditions for the problems that their first runs share."""
+    left, right = (next(iter(table.done(one).values())).answers for one in (condition, against))
+    shared = [problem for problem in left if problem in right]
+    return [left[problem] for problem in shared], [right[problem] for problem in shared]
+
+
+def _described(place: Place, family: str, size: int) -> Comparison:
+    """Return a comparison with its estimates, before the tests."""
+    table, condition, against = place
+    pairs = table.pairs(condition, against)
+    seeds = tuple(cell.seed for cell, _ in pairs) if table.paired else tuple(table.done(condition))
+    planned = {cell.seed for label in (condition, against) for cell in table.of(label)}
+    paired = list(_paired(*place, result).values())
+    area, tokens = (list(_paired(*place, measure).values()) for measure in (_area, _tokens))
     return Comparison(
         condition=condition,
         against=against,
+        task=table.task,
         family=family,
         size=size,
-        alpha=results.alpha,
-        metric=results.metric,
+        alpha=table.alpha,
+        outcome=table.outcome,
         seeds=seeds,
-        starts=len({cell.start for cell, _ in pairs}),
-        left_out=tuple(sorted(planned - set(seeds))),
-        difference=mean_estimate(paired),
-        p=float(statistics.sign_flip(paired, derive_seed(0, "signs", condition, against), scale)),
-        detectable=statistics.detectable_effect(len(paired), statistics.deviation(paired), results.alpha / size),
-        exact=len(paired) <= statistics.EXACT_SEEDS,
-        effect=statistics.effect_size(paired, scale),
-        improvement=Estimate(*statistics.improvement(own, other, derive_seed(0, "improvement", condition, against))),
-        area=mean_estimate(differences(pairs, _area)),
-        avg_tokens=mean_estimate(differences(pairs, _tokens)),
-        aes=mean_estimate([value for cell, other in pairs if (value := _aes(cell, other)) is not None]),
+        paired=table.paired,
+        starts=len({cell.start for cell, _ in pairs}) if table.paired else 1,
+        left_out=tuple(sorted(planned - set(seeds))) if table.paired else (),
+        mean=_mean(place),
+        effect=statistics.effect_size(paired),
+        improvement=statistics.improvement(table.values(condition), table.values(against)),
+        area=mean_estimate(area),
+        avg_tokens=mean_estimate(tokens),
+        aes=mean_estimate([value for cell, other in pairs if (value := _aes(table, cell, other)) is not None]),
     )
 
 
-def _aes(cell: Cell, base: Cell) -> float | None:
+def _same(place: Place) -> bool:
+    """Return True if results, areas under the curve and tokens are equal in every seed, and the latter are known."""
+    tokens = _paired(*place, _tokens)
+    return bool(tokens) and not any(any(_paired(*place, one).values()) for one in (result, _area, _tokens))
+
+
+def _remarks(place: Place, one: Comparison, counted: Judged, with_failures: Place) -> dict[str, str]:
+    """Return the texts on failed runs, on a withheld verdict, and on constant results."""
+    table, *pair = place
+    lost = {label: [cell for cell in table.of(label) if cell.status == "failed"] for label in pair}
+    found = {"failures": "", "withheld": "", "warning": ""}
+    if failed := sum(map(len, lost.values())):
+        mean = _mean(with_failures)
+        verdict = "inconclusive" if counted.kind == "open" else counted.kind
+        whose = " and ".join(f"{len(cells)} of {label}" for label, cells in lost.items() if cells)
+        found["failures"] = f"with the {plural(failed, 'failed run')} ({whose}) counted as the worst value seen, "
+        found["failures"] += f"{mean.value:+.3f}: {verdict}"
+        gains = {"better": lost[pair[0]], "worse": lost[pair[1]]}.get(one.judged.kind, [*lost[pair[0]], *lost[pair[1]]])
+        if gains and one.judged.kind not in ("open", counted.kind):
+            found["withheld"] = "the failed runs decide"
+    constant = [label for label in pair if _constant(table, label)]
+    values = [table.values(label) for label in pair]
+    if constant and any(map(len, values)):
+        found["warning"] = f"every seed of {' and of '.join(constant)} has the same result: the seed changes nothing"
+    if len(constant) == 2 and one.mean.value:
+        found |= {"withheld": found["warning"], "warning": ""}
+    if all(values) and _scales_differ(*(median(map(abs, part)) for part in values)):
+        found["withheld"] = " and ".join(f"{median(part):.3g}" for part in values) + ": percent and share?"
+    return found
+
+
+def _constant(table: Results, condition: str) -> bool:
+    """Return True if all runs of a condition, at least three, have equal curves that do not end at 0 or 1."""
+    curves = [cell.curve for cell in table.done(condition).values()]
+    return len(curves) >= statistics.LEAST_SEEDS and len(set(curves)) == 1 and curves[0][-1][1] not in (0.0, 1.0)
+
+
+def _scales_differ(left: float, right: float) -> bool:
+    """Return True if one value is a share and the other is about a hundred times as large."""
+    low, high = sorted((left, right))
+    return 0 < low <= 1 < high <= 100 and 30 <= high / low <= 300
+
+
+def _aes(table: Results, cell: Cell, base: Cell) -> float | None:
     """Return the accuracy-efficiency score of a run against another; None if an evaluation has no length."""
-    measured = (cell.accuracy, base.accuracy, cell.avg_tokens, base.avg_tokens)
+    measured = (cell.result, base.result, cell.avg_tokens, base.avg_tokens)
     known = [value for value in measured if value is not None]
-    return aes(*known)[0] if len(known) == len(measured) else None
+    return aes(*known)[0] if len(known) == len(measured) and table.outcome.metric == "accuracy" else None
 
 
-def differences(pairs: Sequence[tuple[Cell, Cell]], measure: Measure) -> list[float]:
-    """Return the differences of a measure in the pairs that have it; with several warm starts, their means."""
-    measured = [(cell.start, measure(cell), measure(other)) for cell, other in pairs]
-    found = [(start, a - b) for start, a, b in measured if a is not None and b is not None]
-    starts = list(dict.fromkeys(start for start, _ in found))
-    if len(starts) < 2:
-        return [difference for _, difference in found]
-    return [fmean(difference for own, difference in found if own == start) for start in starts]
-
-
-def _needed(one: Comparison) -> int | None:
-    """Return the number of seeds needed at alpha / size, the strictest level of Holm's procedure.
-
-    If the difference is not significant, the result is larger than the present number of seeds.
-    """
-    if math.isnan(one.effect):
-        return None
-    needed = statistics.seeds_needed(one.effect, one.alpha / one.size)
-    return needed if needed is None or one.significant else max(needed, one.count + 1)
-
-
-def _to_threshold(cells: Sequence[Cell], threshold: float) -> dict[str, float]:
-    """Return the median cost until the threshold by name; a run that never reaches it has infinite cost."""
-    names = ("steps", *SPENT)
-    steps = [(cell, cell.reached(threshold)) for cell in cells]
-    never = (math.inf,) * len(names)
-    costs = [never if step is None else (float(step), *cell.spent_after(step)) for cell, step in steps]
-    return dict(zip(names, map(median, zip(*costs, strict=True)), strict=False))
-
-
-def _bootstrapped(values: Sequence[float], statistic: Callable[[Any], Any], *names: str) -> Estimate:
-    if not values:
-        return _NOTHING
-    interval = statistics.bootstrap_interval(values, statistic, derive_seed(0, "bootstrap", *names))
-    return Estimate(float(statistic(np.asarray(values))), *interval)
+def summarize(table: Results, condition: str) -> Summary:
+    """Estimate the results and costs of a condition from its finished runs."""
+    cells = list(table.done(condition).values())
+    steps = [cell.reached(table.threshold, table.outcome.sign) for cell in cells]
+    reached = [float(step) for step in steps if step is not None]
+    return Summary(
+        condition=condition,
+        done=len(cells),
+        planned=len(table.of(condition)),
+        mean=mean_estimate(_values(cells, result)),
+        area=mean_estimate(_values(cells, _area)),
+        avg_tokens=mean_estimate(_values(cells, _tokens)),
+        reached=None if table.threshold is None else len(reached),
+        steps=mean_estimate(reached) if len(reached) == len(cells) else _NOTHING,
+        total={cost: mean_estimate([cell.total[i] for cell in cells]) for i, cost in enumerate(SPENT)},
+    )
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean with its 95% t interval; for paired differences it is that of the paired t-test."""
-    if not values:
-        return _NOTHING
-    low, high = statistics.mean_interval(values)
-    return Estimate(fmean(values), float(low), float(high))
+    """Return the mean with its 95% t interval; NaN if there is no value, or one that is not known."""
+    return mean_of(values).interval if values and all(map(math.isfinite, values)) else _NOTHING
 
 
 def _values(cells: Sequence[Cell], measure: Measure) -> list[float]:
     return [value for cell in cells if (value := measure(cell)) is not None]
+
+
+def claims(analysis: Analysis) -> dict[str, bool]:
+    """Return for each condition whether it holds in every outcome against the baseline; empty for one outcome.
+
+    An outcome holds if it is better, or with a margin equal or not worse; of several tasks the mean decides.
+    """
+    task = ALL_TASKS if len(analysis.main) > 1 else analysis.first.task
+    found: dict[str, dict[str, bool]] = {}
+    for one in analysis.comparisons:
+        if one.task == task and one.against == analysis.first.baseline:
+            holds = one.kind == "better" or (one.outcome.margin is not None and one.kind in ("equal", "not worse"))
+            found.setdefault(one.condition, {})[one.outcome.metric] = holds
+    return {label: all(own.values()) for label, own in found.items()} if len(analysis.outcomes) > 1 else {}

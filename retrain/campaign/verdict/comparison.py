@@ -2,70 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import json
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from retrain.campaign.verdict import campaign_page, card_page, sentences
-from retrain.campaign.verdict.across_tasks import card_of
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from retrain.campaign.plan.outcome import Goal, Margin, Outcome
+from retrain.campaign.plan.plan_file import PLAN, read_plan
 from retrain.campaign.verdict.analysis import Analysis, analyze
-from retrain.campaign.verdict.any_runs import compare_command, read_files, read_runs
+from retrain.campaign.verdict.result_files import metric_of, read_files
+from retrain.campaign.verdict.results import Results
+from retrain.campaign.verdict.run_facts import measured_differently, what_differs
+from retrain.campaign.verdict.run_reader import read_runs
 from retrain.errors import ConfigError, ConfigProblem
-from retrain.report.exported_figures import Drawing
+from retrain.report.page import Table
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A comparison in every output format.
+class Asked(BaseModel):
+    """Options of a comparison."""
 
-    Attributes:
-        text: output for a terminal.
-        facts: content for JSON; non-finite numbers are null.
-        latex: returns the tables for a paper.
-        page: returns the HTML document.
-        figures: returns the figures by name.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    text: str
-    facts: dict[str, Any]
-    latex: Callable[[], str]
-    page: Callable[[], str]
-    figures: Callable[[], dict[str, Drawing]]
+    metric: str | None = None
+    """What to compare. Unset: accuracy, or the only metric of the files."""
+    goal: Goal | None = None
+    """Direction of the metric. Unset: that of its name."""
+    margin: Margin | None = None
+    """Largest difference that does not matter. Unset: equality is not tested."""
+    summary: Literal["last", "mean"] = "last"
+    """Summary of a run."""
+    unpaired: bool = False
+    """Runs of one seed are not a pair."""
+    allowed: tuple[str, ...] = ()
+    """Settings that define the measurement and may differ."""
+    fail_if: Literal["worse"] | None = None
+    """Verdict that is a failure."""
+
+    def outcome(self, metric: str) -> Outcome:
+        """Return the outcome of this metric; ConfigError if its direction is open, with both forms of the fix."""
+        try:
+            return Outcome(metric=metric, goal=self.goal, margin=self.margin, summary=self.summary)
+        except ValidationError as error:
+            fix = f"add --goal min if a smaller {metric} is better, or --goal max"
+            problem = "the name leaves open whether greater is better"
+            raise ConfigError([ConfigProblem(metric, 0, 0, "--metric", problem, fix)]) from error
 
 
-def compare(paths: Sequence[Path], metric: str | None = None) -> Compared:
+def asked(**options: Any) -> Asked:
+    """Return the options; ConfigError for each with an invalid value."""
+    try:
+        return Asked(**options)
+    except ValidationError as error:
+        places = [
+            ConfigProblem("compare", 0, 0, f"--{str(one['loc'][0]).replace('_', '-')}", str(one["msg"]), "change it")
+            for one in error.errors()
+        ]
+        raise ConfigError(places) from error
+
+
+def check_output(file: Path, inputs: Sequence[Path]) -> None:
+    """Raise ConfigError if the output would replace an input."""
+    if any(file.resolve() == path.resolve() for path in inputs):
+        raise ConfigError([ConfigProblem(str(file), 0, 0, "output", "is an input", "give another name")])
+
+
+def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
     """Compare runs and campaigns (directories), or results of other programs (files).
 
     Args:
         paths: directories or files; the first is the baseline.
-        metric: column or key of the files; None: the only one there is, or `accuracy`.
+        asked: options; None: the defaults.
     Raises:
-        ConfigError: a path does not exist or has no run, directories and files are mixed, or a metric is chosen for
-            runs.
+        ConfigError: a path does not exist or has no run, directories and files are mixed, or runs were measured
+            differently.
         DataError: a file of results cannot be read.
     """
+    asked = asked or Asked()
     if missing := [path for path in paths if not path.exists()]:
         places = [ConfigProblem(str(path), 0, 0, "RUNS", "does not exist", "check the path") for path in missing]
         raise ConfigError(places)
-    files, commands = [path for path in paths if path.is_file()], [compare_command(paths, metric)]
-    if not files and not metric:
-        return _of_one(analyze(read_runs(paths)), commands)
-    if len(files) < len(paths):
+    files = [path for path in paths if path.is_file()]
+    if files and len(files) < len(paths):
         other = next(path for path in paths if path not in files)
         fix = "compare results.csv, which `retrain report` writes for a campaign, with the files"
-        problem = "not a file, but other paths are" if files else "the result of a run is its held-out accuracy"
-        raise ConfigError([ConfigProblem(str(other), 0, 0, "RUNS" if files else "--metric", problem, fix)])
-    tables = read_files(files, metric)
-    if len(tables) == 1:
-        return _of_one(analyze(next(iter(tables.values()))), commands)
-    card = card_of("comparison", tables, {})
-    latex, page = partial(card_page.latex, card), partial(card_page.render, card, commands)
-    return Compared(card_page.text(card), card_page.as_json(card), latex, page, partial(card_page.exported, card))
+        raise ConfigError([ConfigProblem(str(other), 0, 0, "RUNS", "not a file, but other paths are", fix)])
+    metric = asked.metric or (metric_of(files) if files else "")
+    tables = read_files(files, asked.outcome(metric)) if files else [_of_runs(paths, asked)]
+    return analyze([replace(one, paired=not asked.unpaired) for one in tables])
 
 
-def _of_one(analysis: Analysis, commands: Sequence[str]) -> Compared:
-    latex, page = partial(sentences.latex, analysis), partial(campaign_page.render, analysis, commands)
-    figures = partial(campaign_page.exported, analysis)
-    return Compared(sentences.conditions_text(analysis), sentences.as_json(analysis), latex, page, figures)
+def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:
+    planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
+    first = planned[0] if planned else Outcome()
+    outcome = asked.outcome(asked.metric) if asked.metric else first
+    changes = {"margin": asked.margin, "goal": asked.goal}
+    found = read_runs(paths, outcome.model_copy(update={key: value for key, value in changes.items() if value}))
+    single = len(paths) == 1 and bool(planned)
+    _check_measurement(found, () if single else asked.allowed, single)
+    return found
+
+
+def _check_measurement(found: Results, allowed: Collection[str], one_campaign: bool) -> None:
+    """Raise ConfigError for each key of the measurement in which the runs differ; a campaign may compare tasks."""
+    changes = what_differs(found)
+    keys = [] if one_campaign else [key for key in measured_differently(changes, found) if key not in allowed]
+    places = [
+        ConfigProblem(
+            str(found.runs[0].path.parent),
+            0,
+            0,
+            key,
+            "the runs were measured differently: " + ", ".join(f"{one} {value}" for one, value in changes[key].items()),
+            f"compare runs of one task and model, or give --allow-different {key}",
+        )
+        for key in keys
+    ]
+    if places:
+        raise ConfigError(places)
+
+
+def command(paths: Sequence[Path], asked: Asked) -> str:
+    """Return the command that reproduces the comparison."""
+    options = [] if asked.metric is None else ["--metric", asked.metric]
+    options += [] if asked.goal is None else ["--goal", asked.goal]
+    options += [] if asked.margin is None else ["--margin", f"{asked.margin:g}"]
+    options += ["--summary", "mean"] if asked.summary == "mean" else []
+    options += ["--unpaired"] * asked.unpaired
+    options += [part for key in asked.allowed for part in ("--allow-different", key)]
+    return f"retrain compare {shlex.join([*map(str, paths), *options])}"
+
+
+def differing(found: Results) -> list[str]:
+    """Return the table of settings that differ between the conditions, for a terminal; empty if none does."""
+    changes = what_differs(found)
+    labels = list(next(iter(changes.values()), {}))
+    rows = [
+        [key, *(json.loads(v) if v.startswith('"') else v for v in values.values())] for key, values in changes.items()
+    ]
+    return ["what differs", *(f"  {line}" for line in Table(["", *labels], rows).aligned()), ""] if rows else []

@@ -6,15 +6,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from retrain.campaign.verdict.analysis import Comparison, Estimate, mean_estimate
+from retrain.campaign.verdict.analysis import Comparison, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
+from retrain.campaign.verdict.sentences import drawn_range
+from retrain.campaign.verdict.statistics import Estimate
 from retrain.report.charts import (
     Axes,
     Point,
     Range,
     area,
     axis_range,
-    dot,
     hover,
     label,
     line,
@@ -26,16 +27,15 @@ from retrain.report.charts import (
 )
 from retrain.report.page import plural
 
-COLORS = 8
+COLORS = 16
 _WIDE, _ROW, _PAD = 340, 26, 12
 
 Curve = list[tuple[int, Estimate]]
 
 
 def forest_span(comparisons: Sequence[Comparison]) -> Range:
-    """Return the range of an axis that contains 0 and every interval."""
-    ends = [end for one in comparisons for end in (one.difference.low, one.difference.high, one.difference.value)]
-    return padded(span([0.0, *(end for end in ends if math.isfinite(end))]), 0.04)
+    """Return the range of an axis that contains 0, the margin and every interval, of which very wide ones are cut."""
+    return padded(drawn_range(comparisons), 0.04)
 
 
 def forest_axis(of: Range) -> str:
@@ -46,15 +46,37 @@ def forest_axis(of: Range) -> str:
 
 
 def forest_row(one: Comparison, of: Range) -> str:
-    """Draw a difference with its interval, and the line at 0. Filled dot: significant; hollow: not significant."""
-    middle, zero = _ROW / 2, _across(0, of)
-    parts = [line("zero", (zero, 0), (zero, _ROW))]
+    """Draw a difference with its interval, the line at 0, and a band for the margin.
+
+    The mark is a triangle that points up for better and down for worse, a square for equal, a diamond for not worse,
+    and a hollow circle for an open comparison.
+    """
+    middle, zero, kind = _ROW / 2, _across(0, of), style(one)
+    parts = []
+    if margin := one.outcome.margin:
+        low, high = (min(max(_across(end, of), _PAD), _WIDE - _PAD) for end in (-margin, margin))
+        parts.append(f'<rect class="margin" x="{low:.1f}" y="0" width="{high - low:.1f}" height="{_ROW}"/>')
+    parts.append(line("zero", (zero, 0), (zero, _ROW)))
     if math.isfinite(one.difference.low):
-        low, high = _across(one.difference.low, of), _across(one.difference.high, of)
-        parts.append(line(f"{kind(one)} whisker", (low, middle), (high, middle)))
+        low, high = (_across(_clip(of, end), of) for end in (one.difference.low, one.difference.high))
+        parts.append(line(f"{kind} whisker", (low, middle), (high, middle)))
     if math.isfinite(one.difference.value):
-        parts.append(dot(kind(one), (_across(one.difference.value, of), middle), 5))
+        place = _across(_clip(of, one.difference.value), of), middle
+        parts.append(_shape(kind, place))
     return _forest(_ROW, "".join(parts))
+
+
+def _shape(kind: str, place: Point) -> str:
+    """Draw the mark of a verdict. A triangle points up for better and down for worse."""
+    shapes = {"better": _SHAPES[3], "worse": _SHAPES[3], "equal": _SHAPES[1], "not-worse": _SHAPES[2]}
+    turned = " rotate(180)" if kind == "worse" else ""
+    path, (x, y) = shapes.get(kind, _SHAPES[0])(5.5), place
+    return f'<path class="{kind} mark" transform="translate({x:.1f} {y:.1f}){turned}" d="{path}"/>'
+
+
+def verdict_mark(kind: str) -> str:
+    """Draw the mark of a kind of verdict around the origin, for a legend."""
+    return _shape(kind, (0.0, 0.0))
 
 
 def _across(value: float, of: Range) -> float:
@@ -65,11 +87,9 @@ def _forest(height: int, content: str) -> str:
     return f'<svg class="forest" viewBox="0 0 {_WIDE} {height}" role="img">{content}</svg>'
 
 
-def kind(one: Comparison) -> str:
-    """Return the style of a comparison: "better", "worse", or "unclear" if it is not significant."""
-    if not one.significant:
-        return "unclear"
-    return "better" if one.difference.value > 0 else "worse"
+def style(one: Comparison) -> str:
+    """Return the CSS class of a comparison: "better", "worse", "equal", "not-worse" or "open"."""
+    return {"not worse": "not-worse", "same": "equal"}.get(one.kind, one.kind)
 
 
 def mean_curve(cells: Sequence[Cell]) -> Curve:
@@ -86,7 +106,7 @@ def curves(results: Results) -> list[tuple[str, str, str]]:
     interval, and the baseline as a dashed line.
     """
     means = {label: curve for label in results.conditions if (curve := mean_curve(list(results.done(label).values())))}
-    if not means:
+    if not any(len(curve) > 1 for curve in means.values()):
         return []
     points = [point for cell in results.cells.values() if cell.done for point in cell.curve]
     axes = Axes(span([float(step) for step, _ in points]), *_values([y for _, y in points]))
@@ -158,8 +178,8 @@ def _cost(results: Results, cost: int, unit: str) -> str:
     scale, unit = (1e6, f"million {unit}") if most >= 1e6 else (1.0, unit)
     runs: dict[str, list[Point]] = {name: [] for name in results.conditions}
     for cell in results.cells.values():
-        if cell.accuracy is not None:
-            runs[cell.condition].append((cell.total[cost] / scale, cell.accuracy))
+        if cell.result is not None:
+            runs[cell.condition].append((cell.total[cost] / scale, cell.result))
     points = [point for found in runs.values() for point in found]
     axes = Axes(padded(span([x for x, _ in points]), 0.06), *_values([y for _, y in points]), unit)
     small = "".join(

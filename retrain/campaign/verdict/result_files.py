@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
+from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.result_rows import ResultRow, measured, metrics, only_metric, read_result_rows
-from retrain.campaign.verdict.results import Cell
+from retrain.campaign.verdict.results import Cell, Results, table
 from retrain.errors import DataError
 from retrain.report.page import plural
 
@@ -24,104 +26,138 @@ _NAMED = 3
 """Largest number of reasons that an error lists."""
 
 
-@dataclass(frozen=True)
-class FileResults:
-    """Results in the files of other programs.
+def metric_of(files: Sequence[Path]) -> str:
+    """Return the only metric in these files, or `accuracy` if it is one of several.
 
-    Attributes:
-        metric: name of the metric.
-        tasks: names of the tasks; [""] if no file has a task column.
-        cells: runs by task, in the order of the files.
-        notes: task -> sentences about the step at which its runs are compared; "" for runs of equal lengths.
+    Raises:
+        DataError: a file cannot be read or has no metric.
+        ConfigError: there are several metrics.
     """
-
-    metric: str
-    tasks: Sequence[str]
-    cells: Mapping[str, Sequence[Cell]]
-    notes: Mapping[str, str]
+    return only_metric([row for file in dict.fromkeys(files) for row in read_result_rows(file)])
 
 
-def read_result_files(files: Sequence[Path], metric: str | None = None) -> FileResults:
-    """Read the runs in these files. The result of a run is its last value at or before the step of the comparison.
+def read_files(files: Sequence[Path], outcome: Outcome) -> list[Results]:
+    """Return the table of every task in files of other programs. The first method of the first file is the baseline.
+
+    The result of a run is its last value at or before the step of the comparison, or its mean until then. Every table
+    has all methods and seeds; runs that are in no file have the status "missing".
 
     Args:
-        files: the files.
-        metric: a column or key; None: the only one there is, or `accuracy`.
+        files: files of the formats in `result_rows`.
+        outcome: column or key to compare, its direction and its summary.
     Raises:
-        DataError: a file cannot be read, has no such metric, or measures one run twice; no run has a result; or the
-            runs have no steps in common. The message names file and line.
-        ConfigError: there are several metrics, and none was chosen.
+        DataError: a file cannot be read, or measures a run that another one has; fewer than two methods have a result
+            in a file of several; or the runs have no steps in common. The message names file and line.
     """
     rows = [row for file in dict.fromkeys(files) for row in read_result_rows(file)]
-    name = metric or only_metric(rows)
-    runs = _runs(rows, name)
-    if not runs:
-        available = ", ".join(metrics(rows)) or "none"
-        raise DataError(f"{files[0]}: no row has {name!r}; metrics that rows have: {available}")
-    tasks = list(dict.fromkeys(task for task, _, _ in runs))
-    every = {(row.task, row.method, row.seed): row.file for row in rows if row.task in tasks}
-    found = {
-        run: _cell(run, runs[run], name) if run in runs else _without(run, file, name) for run, file in every.items()
-    }
-    if not any(cell.done for cell in found.values()):
-        reasons = "; ".join(f"{cell.condition} seed {cell.seed}: {cell.reason}" for cell in [*found.values()][:_NAMED])
-        fix = "fix the last value of each run, or choose another metric with --metric"
-        raise DataError(f"{files[0]}: no run has a result: {reasons}; {fix}")
-    cells, notes = dict[str, list[Cell]](), dict[str, str]()
-    for task in tasks:
-        own = [cell for run, cell in found.items() if run[0] == task]
-        unknown = {run[1:] for run, of_run in runs.items() if run[0] == task and of_run[0].step is None}
-        cells[task], notes[task] = at_common_step(own, unknown)
-    return FileResults(name, tasks, cells, notes)
-
-
-def _runs(rows: Sequence[ResultRow], metric: str) -> dict[RunKey, list[ResultRow]]:
-    """Return the rows of each run that have a cell of the metric, by step, blank ones included."""
-    found: dict[RunKey, dict[int | None, ResultRow]] = {}
+    _check_origins(rows)
+    every: dict[RunKey, list[ResultRow]] = {}
     for row in rows:
-        if metric not in row.figures:
-            continue
-        run = found.setdefault((row.task, row.method, row.seed), {})
-        first = next(iter(run.values()), row)
-        name = f"{row.method}, seed {row.seed}"
+        every.setdefault((row.task, row.method, row.seed), []).append(row)
+    tasks = list(dict.fromkeys(row.task for row in rows if outcome.metric in row.figures))
+    cells = {run: _cell(run, own, outcome) for run, own in every.items() if run[0] in tasks}
+    _check_results(cells, rows, outcome)
+    methods = list(dict.fromkeys(method for _, method, _ in cells))
+    runs = sorted(dict.fromkeys(run[1:] for run in cells), key=lambda run: methods.index(run[0]))
+    return [_table(task, [run for run in runs], cells, every, outcome) for task in tasks]
+
+
+def _table(
+    task: str,
+    runs: Sequence[tuple[str, int]],
+    cells: Mapping[RunKey, Cell],
+    rows: Mapping[RunKey, Sequence[ResultRow]],
+    outcome: Outcome,
+) -> Results:
+    own = [cells.get((task, *run)) or Cell(*run, Path(), "missing", "it is in no file") for run in runs]
+    unknown = {run for run in runs if (task, *run) in rows and rows[task, *run][0].step is None}
+    compared, note = at_common_step(own, unknown)
+    name = f"comparison: {task}" if task else "comparison"
+    return table(name, compared, outcome=outcome, task=task, with_result="have a result", steps_note=note)
+
+
+def _check_origins(rows: Sequence[ResultRow]) -> None:
+    """Raise DataError if two files, or two runs of a chart, have the same run, or a table shares a method."""
+    runs: dict[RunKey, ResultRow] = {}
+    tables: dict[str, ResultRow] = {}
+    for row in rows:
+        first = runs.setdefault((row.task, row.method, row.seed), row)
+        other = tables.setdefault(row.method, row)
+        fix = "give one of them (of checkpoints, the newest), or rename one"
         if first.origin != row.origin:
-            fix = "give one of them (of checkpoints, the newest), or rename one"
+            name = f"{row.method}, seed {row.seed}"
             raise DataError(f"{first.origin} and {row.origin} both have the results of {name}; {fix}")
-        if (first.step is None) != (row.step is None):
-            raise DataError(f"{row.place}: only some rows of {name} have a step; add it to every row")
-        before = run.get(row.step)
-        if before and None not in (measured(before, metric), measured(row, metric)):
-            when = "" if row.step is None else f" at step {row.step}"
+        if other.file != row.file and (other.table or row.table):
             raise DataError(
-                f"{row.place}: {name}, was measured{when} before, in {before.place}: "
-                "a run has one value per step; give runs different seeds, or add a column step"
+                f"{other.file} and {row.file} both have results of {row.method!r}; merge the files, or {fix}"
             )
-        if before is None or measured(before, metric) is None:
-            run[row.step] = row
-    return {run: [of_run[step] for step in sorted(of_run, key=lambda at: at or 0)] for run, of_run in found.items()}
 
 
-def _cell(run: RunKey, rows: Sequence[ResultRow], metric: str) -> Cell:
-    """Return the cell of a run from its rows in the order of steps.
+def _check_results(cells: Mapping[RunKey, Cell], rows: Sequence[ResultRow], outcome: Outcome) -> None:
+    """Raise DataError if no run has a result, or only one of several methods."""
+    if not cells:
+        available = ", ".join(metrics(rows)) or "none"
+        raise DataError(f"{rows[0].file}: no row has {outcome.metric!r}; metrics that rows have: {available}")
+    methods = dict.fromkeys(row.method for row in rows)
+    known = dict.fromkeys(cell.condition for cell in cells.values() if cell.done)
+    if len(known) >= min(2, len(methods)):
+        return
+    without = [cell for cell in cells.values() if not cell.done]
+    reasons = "; ".join(f"{cell.condition} seed {cell.seed}: {cell.reason}" for cell in without[:_NAMED])
+    found = f"only {next(iter(known))} has a result" if known else "no run has a result"
+    fix = "fix the last value of each run, or choose another metric with --metric"
+    raise DataError(f"{without[0].path}: {found}: {reasons}; {fix}")
+
+
+def _cell(run: RunKey, rows: Sequence[ResultRow], outcome: Outcome) -> Cell:
+    """Return the cell of a run.
 
     Rows with a blank cell, NaN or infinity are skipped. The run has no result if its last value is NaN or infinite,
     if it has no value, or if only its last cell is blank: then each row is an evaluation, and the last one is missing.
+    The value of rows for single problems is their mean.
     """
-    values = [(row, measured(row, metric)) for row in rows]
+    metric, name = outcome.metric, f"{run[1]}, seed {run[2]}"
+    cell = Cell(*run[1:], rows[0].file, "failed", mean=outcome.summary == "mean", spent=_NOT_SPENT)
+    steps = _by_step(rows, metric, name)
+    if not steps:
+        available = ", ".join(metrics(rows)[:10]) or "no metric"
+        return replace(cell, reason=f"no row of {rows[0].file} has {metric!r}; it has {available}")
+    values = [(own[-1], _value(own, metric)) for own in steps]
     known = [(row, value) for row, value in values if value is not None]
-    curve = tuple((row.step or 0, value) for row, value in known if math.isfinite(value))
     reason = ""
     if known and not math.isfinite(known[-1][1]):
         reason = f"{metric} is {known[-1][1]} in {known[-1][0].place}"
     elif not known or (values[-1][1] is None and len(known) == len(values) - 1):
-        reason = f"{metric} is blank in {rows[-1].place}"
-    status = "failed" if reason else "done"
-    return Cell(*run[1:], rows[-1].file, status, reason, curve, spent=_NOT_SPENT)
+        reason = f"{metric} is blank in {values[-1][0].place}"
+    curve = tuple((row.step or 0, value) for row, value in known if math.isfinite(value))
+    answers = {row.problem: value for row in steps[-1] if row.problem and (value := measured(row, metric)) is not None}
+    problems = len(answers) if set(answers.values()) <= {0.0, 1.0} else 0
+    done = {"status": "failed" if reason else "done", "reason": reason, "answers": answers, "problems": problems}
+    return replace(cell, path=rows[-1].file, curve=curve, **done)
 
 
-def _without(run: RunKey, file: Path, metric: str) -> Cell:
-    """Return the cell of a run that never has the metric, such as one that crashed before its first evaluation."""
-    return Cell(*run[1:], file, "failed", f"{metric} is in no row of it in {file}", (), spent=_NOT_SPENT)
+def _value(rows: Sequence[ResultRow], metric: str) -> float | None:
+    values = [value for row in rows if (value := measured(row, metric)) is not None]
+    return fmean(values) if values else None
+
+
+def _by_step(rows: Sequence[ResultRow], metric: str, name: str) -> list[list[ResultRow]]:
+    """Group the rows that have a cell of the metric by step, in ascending order: one row, or one for each problem."""
+    found: dict[tuple[int | None, str], ResultRow] = {}
+    for row in (row for row in rows if metric in row.figures):
+        if (row.step is None) != (next(iter(found), (row.step, ""))[0] is None):
+            raise DataError(f"{row.place}: only some rows of {name} have a step; add it to every row")
+        before = found.get((row.step, row.problem))
+        if before and None not in (measured(before, metric), measured(row, metric)):
+            when = "" if row.step is None else f" at step {row.step}"
+            raise DataError(
+                f"{row.place}: {name}, was measured{when} before, in {before.place}: a run has one value per step; "
+                "give runs different seeds, or add a column step, or problem for rows of single problems"
+            )
+        if before is None or measured(before, metric) is None:
+            found[row.step, row.problem] = row
+    steps = sorted({step for step, _ in found}, key=lambda at: at or 0)
+    return [[row for (at, _), row in found.items() if at == step] for step in steps]
 
 
 def at_common_step(cells: Sequence[Cell], unknown: Collection[tuple[str, int]] = ()) -> tuple[list[Cell], str]:

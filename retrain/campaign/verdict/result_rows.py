@@ -23,7 +23,8 @@ from retrain.system.records import BadRow, jsonl_rows, parse_json, refusal
 
 _METHOD, _SEED, _TASK = ("method", "condition"), ("seed",), ("task",)
 _STEP = ("step", "global_step", "_step", "train/global_step", "trainer/global_step", "training/global_step")
-_PLACE = {*_METHOD, *_SEED, *_TASK, *_STEP}
+_PROBLEM = ("problem", "problem_id", "question_id", "item")
+_PLACE = {*_METHOD, *_SEED, *_TASK, *_STEP, *_PROBLEM}
 _INDEX = ("", "unnamed: 0")
 """Names of the column that pandas adds for row numbers."""
 _NO_METRIC = {"status", "reason", "host", "path", "epoch", "time", "timestamp", "elapsed_seconds", *_INDEX}
@@ -52,6 +53,8 @@ class ResultRow(NamedTuple):
         method, seed, task: the run, and its task ("" without a task column).
         step: the step; None if the file has no steps.
         figures: name of each metric -> value as written.
+        problem: the problem that was answered, in a table with a row for each; else "".
+        table: True if the row is of a table with the columns method and seed.
     """
 
     place: str
@@ -62,6 +65,8 @@ class ResultRow(NamedTuple):
     task: str
     step: int | None
     figures: Mapping[str, Any]
+    problem: str = ""
+    table: bool = False
 
 
 def read_result_rows(file: Path) -> list[ResultRow]:
@@ -217,7 +222,9 @@ def _table_rows(file: Path, rows: Sequence[tuple[str, Any]]) -> list[ResultRow]:
         method, task = _text(row, method_key, place), _text(row, task_key, place) if task_key else ""
         seed = _whole(row[seed_key], place, "seed")
         step = _whole(row[step_key], place, "step") if step_key else None
-        found.append(ResultRow(place, file, str(file), method, seed, task, step, _figures(row, _PLACE)))
+        problem = _text(row, key, place) if (key := _key(row, _PROBLEM)) else ""
+        figures = _figures(row, _PLACE)
+        found.append(ResultRow(place, file, str(file), method, seed, task, step, figures, problem, True))
     return found
 
 

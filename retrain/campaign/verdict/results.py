@@ -1,43 +1,24 @@
-"""The results of a campaign's runs and where they come from: one `Cell` per condition and seed, read from files.
+"""The results of runs: one `Cell` per condition and seed, in the tables `Results` of one task and one outcome.
 
 A failed, missing or unfinished cell stays in the table with its reason; it has no result.
 """
 
 from __future__ import annotations
 
-import csv
-import importlib
-import importlib.util
-import json
-import re
-import shlex
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, product
-from math import isfinite
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from retrain.campaign.plan.declaration import Declaration, declaration
-from retrain.campaign.plan.plan_file import read_outcome, read_plan
-from retrain.errors import StorageError
-from retrain.storage.run_files import flatten, read_rows, understood
-from retrain.system.files import staged
-from retrain.system.masking import masked
-from retrain.system.records import read_json
+from retrain.campaign.plan.declaration import Declaration
+from retrain.campaign.plan.outcome import Outcome
 
 SPENT = ("rollouts", "tokens", "seconds")
 """Names of the costs of a run."""
-_SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")
-"""Metrics of a step that sum up to the costs, in the order of SPENT."""
-_EVALUATED = ("accuracy", "avg_tokens")
-"""Metrics of an evaluation that must be finite."""
-
-_FREE = ("training.seed", "logging", "checkpoint", "components")
-"""Keys that may differ between the runs of a condition, or that follow from others."""
-
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+ALL_TASKS = "all tasks"
+"""Name of the table of means over tasks."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +26,14 @@ class Cell:
     """One run: a condition with a seed.
 
     Attributes:
-        condition, seed, path: condition and seed of the run, and its directory.
+        condition, seed, path: condition and seed of the run, and its directory or file.
         status: "done", "failed", "missing" (never started), "unfinished" or "unreadable" (damaged files).
         reason: explains a missing result; empty when done.
-        curve: (step, held-out accuracy) of every evaluation, in order.
+        curve: (step, value of the outcome's metric) of every evaluation or step, in order.
+        mean: True if the result is the mean of the curve, False if it is the last value.
         avg_tokens: mean length of a held-out completion at the last evaluation.
+        problems: number of held-out problems behind an accuracy; 0 if the metric is no share of problems.
+        answers: problem -> value, for files with a row for each problem.
         spent: cumulative rollouts, tokens and seconds after 0, 1, 2, ... steps.
         host, attempts: machine that ran it, and number of starts.
         start: index of its warm start.
@@ -61,7 +45,10 @@ class Cell:
     status: str
     reason: str = ""
     curve: tuple[tuple[int, float], ...] = ()
+    mean: bool = False
     avg_tokens: float | None = None
+    problems: int = 0
+    answers: Mapping[str, float] = field(default_factory=dict[str, float])
     spent: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),)
     host: str = ""
     attempts: int | None = None
@@ -69,24 +56,24 @@ class Cell:
 
     @property
     def done(self) -> bool:
-        """True if the run finished and was evaluated; only such cells enter statistics."""
+        """True if the run has a result; only such cells enter statistics."""
         return self.status == "done"
 
     @property
-    def accuracy(self) -> float | None:
-        """Held-out accuracy of the last evaluation; None unless done."""
-        return self.curve[-1][1] if self.done else None
+    def result(self) -> float | None:
+        """Last value of the curve, or its mean; None unless done."""
+        if not self.done:
+            return None
+        return fmean(value for _, value in self.curve) if self.mean else self.curve[-1][1]
 
     @property
     def area(self) -> float | None:
-        """Mean accuracy during training: trapezoidal area under the learning curve, divided by the steps.
+        """Mean value during training: trapezoidal area under the curve, divided by the steps.
 
-        None unless done; with one evaluation it is that accuracy.
+        None unless done, or if there is only one value.
         """
-        if not self.done:
+        if not self.done or len(self.curve) < 2:
             return None
-        if len(self.curve) == 1:
-            return self.curve[0][1]
         area = sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairwise(self.curve))
         return area / (self.curve[-1][0] - self.curve[0][0])
 
@@ -95,9 +82,11 @@ class Cell:
         """Rollouts, tokens and seconds of the whole run, without evaluations."""
         return self.spent[-1]
 
-    def reached(self, threshold: float) -> int | None:
-        """Return the steps until the first evaluation of at least `threshold`; None if never reached (censored)."""
-        return next((step for step, accuracy in self.curve if accuracy >= threshold), None)
+    def reached(self, threshold: float | None, sign: int = 1) -> int | None:
+        """Return the steps until a value is first at least as good as `threshold`; None if never (censored)."""
+        if threshold is None or not self.done:
+            return None
+        return next((step for step, value in self.curve if sign * value >= sign * threshold), None)
 
     def spent_after(self, step: int) -> tuple[float, float, float]:
         """Return the rollouts, tokens and seconds of the first `step` steps."""
@@ -106,22 +95,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a campaign's runs.
+    """The results of runs on one task, in one outcome.
 
     Attributes:
-        name: name of the campaign.
+        name: name of the campaign, with the task if there are several.
         conditions: labels, in the order of the plan.
         baseline: the condition that all are compared with.
         seeds: in ascending order.
         cells: by (condition, seed); every planned pair is there.
-        threshold: accuracy for "steps to threshold"; None if the baseline did not improve or did not finish.
+        outcome: what is measured.
+        task: name of the task; "" if there is one.
+        threshold: value for "steps to threshold"; None if the baseline did not improve or did not finish.
         alpha: significance level of each family of comparisons.
         ladder: pairs (condition, against) in which the first extends the second.
-        primary: condition whose comparison with the baseline was declared before any run had started; None without
-            such a declaration.
+        controls: conditions with a known result.
         declared: declaration of the primary comparison, which may be late; None without one.
         one_start: True if all runs begin from one warm start.
-        metric: name of the measured quantity: `accuracy` on held-out problems, or a metric of another program.
+        paired: True if runs of one seed are a pair.
         with_result: verb for runs with a result: "finished", or "have a result" if their planned length is unknown.
         steps_note: sentences about the step at which runs of different lengths are compared; "" for equal lengths.
     """
@@ -131,20 +121,23 @@ class Results:
     baseline: str
     seeds: tuple[int, ...]
     cells: Mapping[tuple[str, int], Cell]
+    outcome: Outcome = field(default_factory=Outcome)
+    task: str = ""
     threshold: float | None = None
     alpha: float = 0.05
     ladder: tuple[tuple[str, str], ...] = ()
-    primary: str | None = None
+    controls: tuple[str, ...] = ()
     declared: Declaration | None = None
     one_start: bool = False
-    metric: str = "accuracy"
+    paired: bool = True
     with_result: str = "finished"
     steps_note: str = ""
 
     @property
-    def measured(self) -> str:
-        """Name of the result of a run, such as "held-out accuracy"."""
-        return "held-out accuracy" if self.metric == "accuracy" else self.metric
+    def claimed(self) -> tuple[str, str, str] | None:
+        """The (task, condition, against) that was declared before any run had started; None without one."""
+        one = self.declared
+        return (one.claim or "", one.primary, one.baseline) if one and one.primary and not one.late else None
 
     def of(self, condition: str) -> list[Cell]:
         """Return the condition's cells in the order of seeds."""
@@ -153,6 +146,10 @@ class Results:
     def done(self, condition: str) -> dict[int, Cell]:
         """Return the condition's finished cells: seed -> cell."""
         return {cell.seed: cell for cell in self.of(condition) if cell.done}
+
+    def values(self, condition: str) -> list[float]:
+        """Return the results of the condition's finished runs in the order of seeds."""
+        return [cell.result for cell in self.of(condition) if cell.result is not None]
 
     def started(self, condition: str) -> list[Cell]:
         """Return the condition's cells whose run was started, finished ones first."""
@@ -176,54 +173,29 @@ class Results:
         return len({cell.start for cell in self.cells.values()})
 
     @property
-    def limits(self) -> str:
-        """Caveat about the scope of the findings, as a sentence after a space, or ""."""
-        return " All runs use one warm start, so the findings hold for this start only." if self.one_start else ""
-
-    @property
     def lost(self) -> list[Cell]:
         """Cells that failed, are missing or unfinished."""
         return [cell for cell in self.runs if not cell.done]
 
-
-def read_campaign(directory: Path, task: str = "") -> Results:
-    """Read the results of a campaign from its directory.
-
-    Args:
-        directory: directory of the campaign.
-        task: task to read, in a campaign with tasks. "": each pair of condition and task counts as a condition.
-    Raises:
-        ConfigError: the path is not a campaign.
-        StorageError: its plan cannot be read.
-    """
-    plan, name = read_plan(directory), directory.resolve().name
-    seeds = list(dict.fromkeys(job.seed for job in plan.cells))
-    cells = [
-        replace(
-            read_cell(directory / job.path, job.method if task else job.condition, job.seed, job.max_steps),
-            start=seeds.index(job.seed) % plan.warm_starts,
-        )
-        for job in plan.cells
-        if task in ("", job.task)
-    ]
-    if plan.tasks and not task:
-        return table(name, cells, alpha=plan.alpha)
-    facts = plan.model_dump(include={"baseline", "threshold", "alpha", "ladder"})
-    declared = declaration(plan)
-    facts |= {"declared": declared, "primary": plan.primary if declared and not declared.late else None}
-    found = table(f"{name}: {task}" if task else name, cells, **facts)
-    warmed = bool(configuration(found).get("warmup", {}).get("steps"))
-    return replace(found, one_start=warmed and found.starts == 1)
+    def with_failures(self) -> Results:
+        """Return the table with every failed run counted as the worst value that any run has."""
+        sign = self.outcome.sign
+        worst = sign * min((sign * cell.result for cell in self.runs if cell.result is not None), default=0.0)
+        counted = {
+            place: replace(cell, status="done", curve=((0, worst),)) if cell.status == "failed" else cell
+            for place, cell in self.cells.items()
+        }
+        return replace(self, cells=counted)
 
 
 def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:
     """Build `Results` from cells, in their order.
 
-    Unless `more` sets a threshold, it is the accuracy at which the baseline has made nine tenths of its improvement
+    Unless `more` sets a threshold, it is the value at which the baseline has made nine tenths of its improvement
     from the first to the last evaluation (means over runs). Without finished runs or improvement it is None.
 
     Args:
-        name: name of the campaign.
+        name: name of the table.
         cells: one cell for each condition and seed.
         baseline: label of the baseline; None: the first condition.
         more: further attributes of `Results`.
@@ -235,169 +207,21 @@ def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **mo
     curves = [cell.curve for cell in results.done(results.baseline).values()]
     if results.threshold is not None or not curves:
         return results
-    first, last = (sum(curve[end][1] for curve in curves) / len(curves) for end in (0, -1))
-    return replace(results, threshold=first + 0.9 * (last - first)) if last > first else results
+    first, last = (fmean(curve[end][1] for curve in curves) for end in (0, -1))
+    better = results.outcome.sign * (last - first) > 0
+    return replace(results, threshold=first + 0.9 * (last - first)) if better else results
 
 
-def read_cell(path: Path, condition: str, seed: int, max_steps: int | None = None) -> Cell:
-    """Read the cell of a run directory; a run with damaged files has the status "unreadable".
-
-    The status comes from the campaign's outcome.json, or without one from the run's status.json.
-
-    Args:
-        path: run directory.
-        condition: label of the condition.
-        seed: seed of the run.
-        max_steps: planned number of steps; None: that of the run's configuration.
-    """
-    cell = Cell(condition, seed, path, "unreadable")
-    try:
-        with understood(path):
-            return _read(cell, max_steps)
-    except StorageError as error:
-        return replace(cell, reason=str(error))
-
-
-def _read(cell: Cell, max_steps: int | None) -> Cell:
-    path, outcome = cell.path, read_outcome(cell.path)
-    config, _ = (read_json(path / name) for name in ("config.resolved.json", "environment.json"))
-    status, reason = _status(path, outcome)
-    metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")
-    if max_steps is None:
-        max_steps = int(config["training"]["max_steps"]) if metrics else 0
-    if read_json(path / "status.json").get("stopped"):  # [training] stop_when
-        max_steps = len(metrics)
-    if status == "done" and (why := _no_result(metrics, evals, max_steps)):
-        status, reason = "failed", why
-    spent = [accumulate([float(row.get(key, 0.0)) for row in metrics], initial=0.0) for key in _SPENT_KEYS]
-    return replace(
-        cell,
-        status=status,
-        reason=reason,
-        curve=tuple((row["step"], float(row["accuracy"])) for row in evals if row.get("accuracy") is not None),
-        avg_tokens=evals[-1].get("avg_tokens") if evals else None,
-        spent=tuple(zip(*spent, strict=True)),
-        host=str(outcome.get("host") or ""),
-        attempts=outcome.get("attempts"),
-    )
-
-
-def _no_result(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], max_steps: int) -> str:
-    """Return why a finished run has no result, or "".
-
-    Either its last step was not evaluated, or one of its numbers is not finite.
-    """
-    if not evals:
-        return "it was never evaluated"
-    if evals[-1]["step"] < max_steps:
-        return f"no result: last evaluation after {evals[-1]['step']} of {max_steps} steps"
-    if not metrics or metrics[-1]["step"] + 1 < max_steps:
-        return f"no result: metrics.jsonl holds {len(metrics)} of {max_steps} steps"
-    for file, rows, keys in (("eval.jsonl", evals, _EVALUATED), ("metrics.jsonl", metrics, _SPENT_KEYS)):
-        for at, key in product(rows, keys):
-            if key in at and (at[key] is None or not isfinite(at[key])):
-                return f"{file}: {key} of step {at.get('step')} is {at[key]}"
-    return ""
-
-
-def _status(path: Path, outcome: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (status, reason) of a run directory."""
-    stored = read_json(path / "status.json")
-    state = outcome.get("status") or stored.get("outcome")
-    if state in ("done", "finished"):
-        return "done", ""
-    if state is None:
-        return "missing", "it was never started"
-    if state in ("running", "preempted", "interrupted") and not outcome.get("status"):
-        return "unfinished", "it has not finished"
-    code = outcome.get("exit_code") or stored.get("exit_code")
-    reason = str(outcome.get("reason") or stored.get("error") or f"its status is {state}")
-    return "failed", reason if code is None else f"{reason} (exit {code})"
-
-
-def row(cell: Cell, threshold: float | None) -> dict[str, Any]:
-    """Return a cell as a row of results.csv and results.parquet; missing values are None."""
-    step = cell.reached(threshold) if cell.done and threshold is not None else None
-    needed = (None,) * len(SPENT) if step is None else cell.spent_after(step)
-    return {
-        **{name: getattr(cell, name) for name in ("condition", "seed", "status", "reason", "accuracy", "area")},
-        "avg_tokens": cell.avg_tokens if cell.done else None,
-        "steps": len(cell.spent) - 1,
-        **dict(zip(SPENT, cell.total, strict=True)),
-        "reached": step is not None if cell.done and threshold is not None else None,
-        "steps_to_threshold": step,
-        **{f"{cost}_to_threshold": value for cost, value in zip(SPENT, needed, strict=True)},
-        "host": cell.host,
-        "attempts": cell.attempts,
-        "path": str(cell.path),
-    }
-
-
-def write_tables(results: Results, directory: Path) -> list[Path]:
-    """Write results.csv, and results.parquet if pyarrow is installed, with one row per cell, including failed ones.
-
-    Returns the paths of the files.
-    """
-    rows = [row(cell, results.threshold) for cell in results.runs]
-    path = directory / "results.csv"
-    with staged(path) as stage, stage.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0] if rows else (), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    if importlib.util.find_spec("pyarrow") is None:
-        return [path]
-    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    parquet.write_table(arrow.Table.from_pylist(rows), directory / "results.parquet")
-    return [path, directory / "results.parquet"]
-
-
-def configuration(results: Results) -> dict[str, Any]:
-    """Return the resolved configuration of the baseline's first run that was started; empty without one."""
-    started = results.started(results.baseline)
-    return read_json(started[0].path / "config.resolved.json") if started else {}
-
-
-def settings(run: Path) -> dict[str, Any]:
-    """Return the settings of a run apart from its seed, dotted key -> value; secrets are masked."""
-    leaves = flatten(masked(read_json(run / "config.resolved.json")))
-    return {key: value for key, value in leaves if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)}
-
-
-def differences(results: Results) -> dict[str, dict[str, str]]:
-    """Return the keys that differ between conditions: key -> label -> value as JSON, `-` if unset.
-
-    Conditions without a started run are left out.
-    """
-    found = {one: settings(cell.path) for one in results.conditions for cell in results.started(one)[:1]}
-    keys = dict.fromkeys(key for values in found.values() for key in values)
-    shown = {
-        key: {label: json.dumps(values[key]) if key in values else "-" for label, values in found.items()}
-        for key in keys
-    }
-    return {key: values for key, values in shown.items() if len(set(values.values())) > 1}
-
-
-def environments(results: Results) -> dict[str, dict[str, int]]:
-    """Count the runs by each fact about machines and packages: fact -> value -> runs, most frequent first."""
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for cell in results.cells.values():
-        facts = dict(flatten(read_json(cell.path / "environment.json"))) if cell.status != "unreadable" else {}
-        if cell.host:
-            facts["host"] = cell.host
-        for key, value in facts.items():
-            counts[key][value if isinstance(value, str) else json.dumps(value)] += 1
-    return {key: dict(values.most_common()) for key, values in counts.items()}
-
-
-def campaign_commands(directory: Path, results: Results) -> list[str]:
-    """Return the commands that repeat the campaign, and each of its runs separately."""
-    plan = read_plan(directory)
-    changed = [part for text in plan.overrides for part in ("--set", text)]
-    again = shlex.join(["retrain", "campaign", plan.file or str(directory / "campaign.toml"), *changed])
-    lines = ["# the whole campaign", again, f"retrain report {shlex.quote(str(directory))}"]
-    lines += ["", "# single runs, under other names than the campaign's"]
-    for cell in results.runs:
-        config, name = str(cell.path / "config.toml"), f"again-{cell.path.parent.name}-{cell.path.name}"
-        options = f"--set logging.name={_NAME.sub('-', name)} --set logging.dir=runs"
-        lines.append(f"retrain train {shlex.quote(config)} {options}")
-    return lines
+def mean_over_tasks(tables: Sequence[Results]) -> Results:
+    """Average the results of each seed over tasks; a seed without a result on every task is "missing"."""
+    first, found = tables[0], list[Cell]()
+    for label in first.conditions:
+        for seed in first.seeds:
+            cells = [cell for table in tables if (cell := table.cells.get((label, seed)))]
+            results = [cell.result for cell in cells if cell.result is not None]
+            done = len(results) == len(tables)
+            status = "done" if done else "failed" if any(cell.status == "failed" for cell in cells) else "missing"
+            curve = ((0, fmean(results)),) if done else ()
+            place, start = (cells[0].path, cells[0].start) if cells else (Path(), 0)
+            found.append(Cell(label, seed, place, status, "no result on every task", curve, start=start))
+    return replace(first, name=ALL_TASKS, task=ALL_TASKS, cells={(one.condition, one.seed): one for one in found})

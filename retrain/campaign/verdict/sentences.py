@@ -1,8 +1,9 @@
-"""Format a campaign's result: as sentences for a terminal, and as Markdown, LaTeX or JSON."""
+"""Verdicts as sentences, as lines with a picture for a terminal, and as JSON data."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,99 +11,270 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.analysis import Analysis, Comparison, Estimate, Summary
-from retrain.campaign.verdict.results import SPENT, Cell, Results
-from retrain.report.latex import tables as latex_tables
-from retrain.report.page import Table, fill, plural
+from retrain.campaign.verdict.analysis import Analysis, Comparison, claims
+from retrain.campaign.verdict.results import ALL_TASKS, Cell
+from retrain.campaign.verdict.statistics import Estimate
+from retrain.report.page import Table, plural
+
+MARKS = {"better": "▲", "worse": "▼", "equal": "=", "not worse": "≥", "open": "○", "same": "="}
+"""Mark of each kind of verdict in a terminal."""
+TITLES = {
+    "primary": "Declared before the runs, tested alone",
+    "ladder": "Each condition against the one that it extends",
+    "baseline": "Each condition against the baseline",
+    "pooled": "Mean over tasks",
+    "pooled of controls": "Mean over tasks, controls",
+    "tasks": "Task by task",
+    "tasks of controls": "Task by task, controls",
+}
+"""Title of each family."""
+_PICTURE = 29
+"""Columns of the picture of an interval."""
+_NAMED = 5
+"""Largest number of runs without a result that are listed."""
 
 
 def headline(analysis: Analysis) -> str:
-    """Return the first sentences: numbers of runs with a result and of significant differences."""
-    results, found = analysis.results, analysis.primary
-    verb = results.with_result
-    runs, lost, clear = len(results.runs), len(results.lost), sum(one.significant for one in found)
-    start = f"{runs - lost} of {runs} runs {verb}" if lost else f"All {runs} runs {verb}"
-    if not found:
-        return f"{start}. There is one condition, so there is nothing to compare."
-    more = sum(one.untested for one in found)
-    few = f" {more} more: the 95% CI excludes 0, but there are too few seeds for significance." if more else ""
-    if analysis.ladder:
-        return f"{start}. {clear} of {len(found)} changes made a significant difference.{few}"
-    return (
-        f"{start}. {clear} of {len(found)} conditions differ{'s' * (clear == 1)} significantly from the baseline.{few}"
-    )
+    """Return the first sentences: numbers of runs with a result, and of verdicts for each outcome."""
+    runs = [cell for table in analysis.main for cell in table.runs]
+    done, verb = sum(cell.done for cell in runs), analysis.first.with_result
+    start = f"All {len(runs)} runs {verb}." if done == len(runs) else f"{done} of {len(runs)} runs {verb}."
+    if not analysis.comparisons:
+        return f"{start} There is one condition, so there is nothing to compare."
+    several = len(analysis.outcomes) > 1
+    return " ".join([start, *(_counted(analysis, metric, several) for metric in _metrics(analysis))])
+
+
+def _metrics(analysis: Analysis) -> list[str]:
+    return [one.metric for one in analysis.outcomes]
+
+
+def _counted(analysis: Analysis, metric: str, named: bool) -> str:
+    """Count the verdicts in one outcome: `2 of 2 conditions measured: 1 worse by the t test, 1 open.`"""
+    found = [one for one in analysis.shown if one.outcome.metric == metric]
+    first = [one for one in found if one.family in ("primary", found[0].family, "ladder", "baseline")]
+    if any(one.family == "ladder" for one in first):
+        first = [one for one in first if one.family != "baseline"]
+    measured = sum(bool(one.seeds) for one in first)
+    kinds = Counter(short(one) for one in first if one.seeds)
+    what = "change" if any(one.family == "ladder" for one in first) else "condition"
+    where = " in the mean over tasks" if first[0].task == ALL_TASKS else ""
+    if not where and first[0].task:
+        what = "comparison"
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no seed has a result in both"
+    start = f"{metric}: " if named else ""
+    return f"{start}{measured} of {plural(len(first), what)} measured{where}: {counts}."
+
+
+def short(one: Comparison) -> str:
+    """Return the verdict in a few words: `worse (t test)`, `equal within 0.02`, `inconclusive`."""
+    margin = f"{one.outcome.margin:g}" if one.outcome.margin else ""
+    words = {"equal": f"equal within {margin}", "not worse": f"not worse by more than {margin}"}
+    words |= {"same": "identical", "open": "inconclusive"}
+    by = f" ({one.judged.test})" if one.judged.test in ("t test", "McNemar") and one.kind in ("better", "worse") else ""
+    if one.withheld:
+        return "no verdict"
+    if one.kind == "open" and not one.judged.test:
+        return "no verdict" if one.seeds else "no pair"
+    return words.get(one.kind, one.kind) + by
 
 
 def sentence(one: Comparison) -> str:
     """Format a comparison as a sentence, such as
 
-    `gtpo on top of maxrl: +0.012 accuracy, 95% CI [-0.004, +0.028], p = .19 (Holm .57), 8 seeds: inconclusive; ...`.
+    `gtpo on top of maxrl: +0.012 accuracy, 95% CI [-0.004, +0.028], 8 seeds: inconclusive (corrected p = .19); ...`.
     """
-    return f"{title(one)}: {numbers(one)}{conclusion(one)}."
+    if not one.seeds:
+        return f"{title(one)}: no seed has a result in both."
+    return f"{title(one)}: {numbers(one)}: {conclusion(one)}."
 
 
 def title(one: Comparison) -> str:
     """Return `gtpo on top of maxrl` for a condition that adds one stage to the other, else `maxrl against grpo`."""
+    where = {"": "", ALL_TASKS: " in the mean over tasks"}.get(one.task, f" on {one.task}")
     added = one.condition.removeprefix(one.against)
     if added != one.condition and (added[:1] == "+" or (added[:1] == "_" and "+" in one.against)):
-        return f"{added[1:]} on top of {one.against}"
-    return f"{one.condition} against {one.against}"
+        return f"{added[1:]} on top of {one.against}{where}"
+    return f"{one.condition} against {one.against}{where}"
 
 
 def numbers(one: Comparison) -> str:
-    """Return difference, interval, p, corrected p and seeds, with a colon at the end; "" without a pair of runs."""
-    if not one.seeds:
-        return ""
-    seeds = plural(len(one.seeds), "seed") + (f" on {one.starts} warm starts" if one.starts > 1 else "")
+    """Return difference, interval and number of seeds."""
+    seeds = plural(len(one.seeds), "seed" if one.paired else "run")
+    seeds += f" on {one.starts} warm starts" if one.starts > 1 else "" if one.paired else ", not paired"
     if one.left_out:
         lone = ", ".join(map(str, one.left_out))
         seeds += f" (seed{'s' * (len(one.left_out) != 1)} {lone} without a pair)"
-    how = "tested alone, as declared" if one.family == "primary" else f"Holm {p_value(one.holm).removeprefix('= ')}"
-    test = f"p {p_value(one.p)} ({how})"
-    return f"{estimate(one.difference, '+.3f', f' {one.metric}')}, {test}, {seeds}: "
+    return f"{estimate(one.difference, '+.3f', f' {one.outcome.metric}')}, {seeds}"
 
 
 def conclusion(one: Comparison) -> str:
-    """Return the conclusion from a comparison.
+    """Return the verdict with its reasons: p-value, assumptions, failed runs, and what these seeds can detect."""
+    parts = [*_reasons(one), *([one.failures] if one.failures else [])]
+    parts += [one.warning] if one.warning else []
+    verdict = short(one).removesuffix(f" ({one.judged.test})")
+    start = f"{verdict}: {one.withheld}" if one.withheld else verdict
+    known = f" ({'; '.join(_tested(one))})" if one.judged.test and not one.withheld and one.kind != "same" else ""
+    return "; ".join([start + known, *parts])
 
-    This is "better" or "worse" if the difference is significant. Otherwise it is "no difference" if the
-    runs are identical, "higher" or "lower" without significance, or "inconclusive", if possible with the
-    number of seeds needed.
-    """
-    unit = "warm start" if one.starts > 1 else "seed"
-    if one.significant:
-        return "better" if one.difference.value > 0 else "worse"
-    if not one.seeds:
-        return "inconclusive; no seed has a result in both"
-    if one.same:
-        return "no difference; the runs of both conditions are identical"
-    if one.untested:
-        way = "higher" if one.difference.value > 0 else "lower"
-        every = f" in every {unit}" if one.p <= statistics.smallest_p(one.count) else ""
-        family = f"{plural(one.size, 'comparison')}, at least {max(one.needed or 0, one.enough):,} needed"
-        return f"{way}{every}, and its 95% CI excludes 0; not significant with so few {unit}s for {family}"
-    if one.count < one.enough:
-        few = f"inconclusive; {plural(one.count, unit)} cannot be significant, at least {one.enough} needed"
-        return few if one.needed is None else f"{few}, about {max(one.needed, one.enough):,} for this difference"
-    if one.needed is None:
-        return "inconclusive; more seeds would not help, the difference is 0"
-    return f"inconclusive; about {one.needed:,} {unit}s needed"
+
+def _tested(one: Comparison) -> list[str]:
+    """Return the direction, the test with its p-value, and what it assumes."""
+    judged, alone = one.judged, one.size == 1
+    p, found = judged.corrected, [one.outcome.direction] if one.outcome.direction else []
+    if one.kind in ("equal", "not worse"):
+        p = judged.equality if one.kind == "equal" else judged.not_worse
+        return [*found, f"two one-sided t tests, {'' if alone else 'corrected '}p {p_value(p)}"]
+    test = "" if judged.test == "exact" else f"{judged.test}, "
+    if one.family == "primary":
+        test = f"tested alone, as declared; {test}"
+    found.append(f"{test}{'' if alone else 'corrected '}p {p_value(p)}")
+    if judged.test == "McNemar":
+        found.append("of these two models, not of the methods")
+    if judged.test == "t test" and one.kind in ("better", "worse"):
+        least, unit = statistics.exact_seeds(one.alpha), "warm start" if one.starts > 1 else "seed"
+        found.append(f"assumes roughly normal differences; with {plural(least, unit)} the exact test can decide")
+    return found
+
+
+def _reasons(one: Comparison) -> list[str]:
+    """Return what would make an open comparison conclusive, and how a difference compares with the margin."""
+    if one.kind in ("better", "worse") and one.judged.equality <= one.alpha:
+        return [f"by less than the margin of {one.outcome.margin:g}"]
+    if one.kind != "open" or one.withheld:
+        return []
+    unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
+    if not one.judged.test:
+        least = statistics.LEAST_SEEDS
+        return [f"{plural(one.count, unit)}, a verdict needs {least}"] if one.count < least else []
+    found = [detects(one)] if detects(one) else []
+    if (needed := one.needed) and needed > one.count:
+        found.append(f"about {needed:,} {unit}s would show equality within {one.outcome.margin:g}")
+    return found
+
+
+def detects(one: Comparison) -> str:
+    """Return what these seeds can detect: `8 seeds detect a difference of 0.031 in 80%`; "" if unknown."""
+    if not 0 < one.detectable < math.inf or one.judged.test == "McNemar":
+        return ""
+    unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
+    number = plural(one.count, unit)
+    return f"{number} detect{'s' * (one.count == 1)} a difference of {one.detectable:.3f} with 80% power"
 
 
 def text(analysis: Analysis) -> str:
-    """Format the verdict for a terminal: headline, sentences, the declaration, and every run without a result."""
-    lines = [headline(analysis), *(f"  {sentence(one)}" for one in analysis.primary)]
-    if analysis.secondary:
-        lines += [BASELINE, *(f"  {sentence(one)}" for one in analysis.secondary)]
-    if analysis.results.declared:
-        lines.append(analysis.results.declared.sentence)
-    lines += [analysis.results.steps_note] if analysis.results.steps_note else []
-    return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in analysis.results.lost)])
+    """Format the verdict for a terminal: headline, a line with a picture for each comparison, and remarks."""
+    lines = [headline(analysis)]
+    for metric in _metrics(analysis):
+        found = [one for one in analysis.shown if one.outcome.metric == metric]
+        lines += ["", *pictured(found)] if found else []
+    return "\n".join([*lines, *(f"  {line}" for line in remarks(analysis))])
 
 
-def conditions_text(analysis: Analysis) -> str:
-    """Format the table of conditions, followed by `text`."""
-    return "\n".join([*conditions(analysis).aligned(), "", text(analysis)])
+def pictured(found: Sequence[Comparison]) -> list[str]:
+    """Return a header and a line with a picture for each comparison of one outcome, family by family."""
+    span = drawn_range(found)
+    outcome, families = found[0].outcome, list(dict.fromkeys(one.family for one in found))
+    rows: list[tuple[str, ...]] = []
+    for family in families:
+        rows += [("", TITLES[family], "", "", "", "")] if len(families) > 1 else []
+        rows += [_line(one, span) for one in found if one.family == family]
+    better = f" ({outcome.direction})" if outcome.direction else ""
+    p = "p" if all(one.size == 1 for one in found) else "corrected p"
+    header = ("", "", _axis(span), f"{outcome.metric}{better}", "seeds" if found[0].paired else "runs", p)
+    return [line.rstrip() for line in Table(header, rows).aligned()]
+
+
+def _line(one: Comparison, span: tuple[float, float]) -> tuple[str, ...]:
+    p = one.judged
+    shown = {"equal": p.equality, "not worse": p.not_worse}.get(one.kind, p.corrected)
+    known = p_value(shown).removeprefix("= ") if p.test and one.seeds else "-"
+    return (
+        f"{MARKS[one.kind]} {short(one)}",
+        title(one),
+        picture(one, span),
+        estimate(one.difference, "+.3f"),
+        str(len(one.seeds)),
+        known,
+    )
+
+
+def drawn_range(found: Sequence[Comparison]) -> tuple[float, float]:
+    """Return the range of an axis with 0, the margin and every interval; wide intervals are cut.
+
+    An interval of three seeds can be ten times as wide as the differences; it is cut at three times the largest one.
+    """
+    differences = [one.difference for one in found]
+    largest = max((abs(one.value) for one in differences if math.isfinite(one.value)), default=0.0)
+    limit = 3 * max([largest, *(one.outcome.margin or 0.0 for one in found)])
+    ends = [end for one in differences for end in one if math.isfinite(end)]
+    ends += [side * (one.outcome.margin or 0.0) for one in found for side in (-1, 1)]
+    low, high = max(-limit, min([0.0, *ends])), min(limit, max([0.0, *ends]))
+    return (low, high) if high > low else (-1.0, 1.0)
+
+
+def picture(one: Comparison, span: tuple[float, float]) -> str:
+    """Draw an interval with its value, 0 and the margin in text: `   ├──●──┤  ┊   `."""
+    found, cells = one.difference, [" "] * _PICTURE
+
+    def place(value: float) -> int:
+        share = (min(max(value, span[0]), span[1]) - span[0]) / (span[1] - span[0])
+        return round(share * (_PICTURE - 1))
+
+    for side in (-1, 1):
+        if one.outcome.margin and span[0] <= side * one.outcome.margin <= span[1]:
+            cells[place(side * one.outcome.margin)] = "·"
+    cells[place(0.0)] = "┊"
+    if math.isfinite(found.low):
+        low, high = place(found.low), place(found.high)
+        cells[low : high + 1] = ["─" if cell != "┊" else "┼" for cell in cells[low : high + 1]]
+        cells[low], cells[high] = "├" if found.low >= span[0] else "◂", "┤" if found.high <= span[1] else "▸"
+    if math.isfinite(found.value):
+        cells[place(found.value)] = "○" if one.kind == "open" else "●"
+    return "".join(cells)
+
+
+def _axis(span: tuple[float, float]) -> str:
+    """Return the header of the pictures: the ends of their axis."""
+    low, high = f"{span[0]:+.3g}", f"{span[1]:+.3g}"
+    return low + " " * max(1, _PICTURE - len(low) - len(high)) + high
+
+
+def remarks(analysis: Analysis) -> list[str]:
+    """Return sentences on tests, claims, withheld verdicts, declarations, steps and lost runs."""
+    first, found = analysis.first, analysis.shown
+    lines = [
+        f"claim, every outcome together: {label} {'holds' if holds else 'does not hold'}"
+        for label, holds in claims(analysis).items()
+    ]
+    lines += [f"{title(one)}: {conclusion(one)}" for one in found if one.withheld or one.failures or one.warning]
+    if any(one.judged.test == "t test" and one.kind in ("better", "worse") for one in found):
+        least = statistics.exact_seeds(first.alpha)
+        lines.append(
+            f"t test: assumes roughly normal differences; with {least} {'seeds' if first.paired else 'runs'} "
+            "the exact test can decide"
+        )
+    if any(one.judged.test == "McNemar" for one in found):
+        lines.append("McNemar's exact test speaks of these two models, not of the methods: train several seeds of each")
+    open_ones = [one for one in found if one.kind == "open" and not one.withheld]
+    lines += [f"{title(one)}: {'; '.join(why)}" for one in open_ones[: 2 * _NAMED] if (why := _reasons(one))]
+    if first.paired and any(not one.seeds for one in found):
+        lines.append("no seed in common: give --unpaired, or train both methods with the same seeds")
+    return [*lines, *circumstances(analysis), *lost_lines(analysis)]
+
+
+def circumstances(analysis: Analysis) -> list[str]:
+    """Return sentences on the declaration, and on the step at which runs are compared."""
+    declared = [analysis.first.declared.sentence] if analysis.first.declared else []
+    notes = [(table.task, table.steps_note) for table in analysis.main if table.steps_note]
+    return [*declared, *(f"{task}: {note}" if task else note for task, note in notes)]
+
+
+def lost_lines(analysis: Analysis, most: int = 2 * _NAMED) -> list[str]:
+    """Describe the runs without a result: `no result: maxrl seed 3 failed: loss became NaN (exit 4)`."""
+    lines = [f"no result: {f'{task}, ' if task else ''}{lost_cell(cell)}" for task, cell in analysis.lost]
+    more = [f"{plural(len(lines) - most, 'more run')} without a result"] if len(lines) > most else []
+    return [*lines[:most], *more]
 
 
 def lost_cell(cell: Cell) -> str:
@@ -110,178 +282,61 @@ def lost_cell(cell: Cell) -> str:
     return f"{cell.condition} seed {cell.seed} {cell.status}: {cell.reason}"
 
 
-BASELINE = "Against the baseline, tested separately:"
-"""Heading of the sentences about `Analysis.secondary`."""
-
-
 def note(analysis: Analysis) -> str:
-    """Return a note about the tests, intervals and threshold used."""
-    threshold, both = analysis.results.threshold, (*analysis.primary, *analysis.secondary)
-    how = "exact" if all(one.exact for one in both) else f"exact up to {statistics.EXACT_SEEDS} seeds, sampled beyond"
-    family = (
-        "Holm's correction treats the ladder and the comparisons with the baseline as two families"
-        if analysis.secondary
-        else "Holm's correction covers all comparisons"
+    """Return a note about the tests and intervals used, and the families with their levels."""
+    first = analysis.first
+    level, families = f"{100 * first.alpha:g}%", dict.fromkeys(one.family for one in analysis.comparisons)
+    count = len(families)
+    pairs = "Differences are paired by seed. " if first.paired else "Runs are not paired. "
+    exact = (
+        f"From {statistics.exact_seeds(first.alpha)} seeds on, verdicts are those of the step-down max-t test, which "
+        "flips the signs of all differences of a seed together (all sign vectors up to "
+        f"{statistics.EXACT_SEEDS} seeds, 20,000 beyond); with three to five, of the paired t test, corrected by "
+        "Holm's method. "
     )
-    level = f"{100 * analysis.results.alpha:g}%"
-    if analysis.declared:
-        family += f", except the declared one, which is a separate test at {level}"
-    each = " in each family" if analysis.secondary else ""
-    declared = f" {analysis.results.declared.sentence}" if analysis.results.declared else ""
-    steps = analysis.results.steps_note and f" {analysis.results.steps_note}"
-    reach = "" if threshold is None else f" The threshold is {analysis.results.measured} {threshold:.3f}."
-    return (
-        "Differences are paired by seed. p is the p-value of the two-sided sign-flip permutation test "
-        f"({how}). {family}. The family-wise error rate is at most {level}{each}. "
-        "95% CIs of differences are paired t intervals, uncorrected; those of conditions are bootstrap intervals over "
-        "runs. Recommended numbers of seeds give a power of 80% at the observed effect size."
-        f"{reach}{declared}{steps}{analysis.results.limits}"
+    if not first.paired:
+        exact = "p is that of the permutation test of the difference of means, corrected by Holm's method. "
+    family = f"The probability of a false claim is at most {level} in a family of comparisons"
+    family += (
+        f"; there are {count} families ({', '.join(TITLES[one].lower() for one in families)}). " if count > 1 else ". "
     )
-
-
-def tables(analysis: Analysis) -> dict[str, Table]:
-    """Return the tables of a report.
-
-    Returns:
-        "differences" (tested), "described" (effects that are not tested), "conditions", "costs" and "runs".
-    """
-    results, both = analysis.results, analysis.every
-    return {
-        "differences": Table.of([_tested(one) for one in both]),
-        "described": Table.of([_described(one, any(other.lengths_differ for other in both)) for one in both]),
-        "conditions": conditions(analysis),
-        "costs": Table.of([_costs(one) for one in analysis.summaries]),
-        "runs": runs(results),
-    }
-
-
-def runs(results: Results) -> Table:
-    """Return the table of all results: a row for each condition, a column for each seed."""
-    return Table.of(
-        [
-            {"condition": label} | {str(seed): _shown(results.cells.get((label, seed))) for seed in results.seeds}
-            for label in results.conditions
-        ]
-    )
-
-
-def conditions(analysis: Analysis) -> Table:
-    """Return the table of conditions, with estimates over their runs."""
-    return Table.of([_summary(one, analysis.results.metric) for one in analysis.summaries])
-
-
-def _summary(one: Summary, metric: str) -> dict[str, str]:
-    return {
-        "condition": one.condition,
-        "runs": str(one.done) if one.done == one.planned else f"{one.done} of {one.planned}",
-        f"{metric}, mean": estimate(one.mean, ".3f"),
-        f"{metric}, IQM": estimate(one.iqm, ".3f"),
-        "area under curve": estimate(one.area, ".3f"),
-        "tokens per answer": estimate(one.avg_tokens, ".1f"),
-    }
-
-
-def _costs(one: Summary) -> dict[str, str]:
-    """Return a row of costs: the median until a run reaches the threshold, and the mean of a whole run."""
-    return {
-        "condition": one.condition,
-        "reached": "-" if one.reached is None else f"{one.reached} of {one.done}",
-        **{cost: amount(one.to_threshold.get(cost, math.nan)) for cost in ("steps", *SPENT)},
-        **{f"{cost}, whole run": amount(one.total[cost]) for cost in SPENT},
-    }
-
-
-def _tested(one: Comparison) -> dict[str, str]:
-    return {
-        "comparison": title(one),
-        one.metric: estimate(one.difference, "+.3f"),
-        "seeds": str(len(one.seeds)),
-        "p": p_value(one.p).removeprefix("= ") + ("" if one.exact else " (sampled)"),
-        "Holm": p_value(one.holm).removeprefix("= "),
-        "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
-        "verdict": conclusion(one),
-    }
-
-
-def _described(one: Comparison, efficiency: bool) -> dict[str, str]:
-    """Return a row of effect sizes that are not tested.
-
-    Args:
-        one: the comparison.
-        efficiency: add a column for the AES, with a value if the lengths of the answers differ.
-    """
-    score = {"AES": estimate(one.aes, "+.3f") if one.lengths_differ else "-"} if efficiency else {}
-    return {
-        "comparison": title(one),
-        "P(improvement)": estimate(one.improvement, ".2f"),
-        "area under curve": estimate(one.area, "+.3f"),
-        "tokens per answer": estimate(one.avg_tokens, "+.1f"),
-        **score,
-    }
-
-
-def _shown(cell: Cell | None) -> str:
-    """Return the accuracy of a run, or else its status."""
-    if cell is None:
-        return "-"
-    return cell.status if cell.accuracy is None else f"{cell.accuracy:.3f}"
-
-
-def contents(analysis: Analysis, commands: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the template of the report, for HTML and Markdown."""
-    return {
-        "title": analysis.results.name,
-        "measured": analysis.results.measured,
-        "headline": headline(analysis),
-        "baseline": BASELINE,
-        "lost": [lost_cell(cell) for cell in analysis.results.lost],
-        "note": note(analysis),
-        "commands": commands,
-        **tables(analysis),
-    }
-
-
-def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
-    """Return the content of report.md."""
-    families = {"sentences": analysis.primary, "others": analysis.secondary}
-    texts = {name: [sentence(one) for one in family] for name, family in families.items()}
-    return fill("campaign.md", **texts, **contents(analysis, commands))
-
-
-def latex(analysis: Analysis) -> str:
-    """Return the tables of conditions, differences and runs for a paper."""
-    found = tables(analysis)
-    name, last = analysis.results.name, f"last {analysis.results.measured}, by seed"
-    return latex_tables(
-        {
-            f"{name}: conditions": found["conditions"],
-            f"{name}: differences. {note(analysis)}": found["differences"],
-            f"{name}: {last}": found["runs"],
-        }
-    )
+    start = " All runs use one warm start, so the findings hold for this start only." if first.one_start else ""
+    return f"{pairs}{exact}{family}95% CIs are t intervals, uncorrected.{start}"
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
     """Return the analysis as JSON data; numbers that are not finite are null."""
-    results = analysis.results
+    first = analysis.first
     facts = {
-        "name": results.name,
-        "baseline": results.baseline,
-        "seeds": results.seeds,
-        "threshold": results.threshold,
-        "declaration": results.declared and results.declared.facts(),
+        "name": first.name,
+        "baseline": first.baseline,
+        "seeds": first.seeds,
+        "threshold": first.threshold,
+        "declaration": first.declared and first.declared.facts(),
         "headline": headline(analysis),
-        "steps_note": results.steps_note,
-        "conditions": analysis.summaries,
-        "comparisons": [
-            {**asdict(one), "significant": one.significant, "verdict": conclusion(one)} for one in analysis.every
-        ],
+        "claims": claims(analysis),
+        "steps_note": first.steps_note,
+        "remarks": remarks(analysis),
+        "comparisons": [_facts(one) for one in analysis.comparisons],
         "without_result": [
-            {"condition": cell.condition, "seed": cell.seed, "status": cell.status, "reason": cell.reason}
-            for cell in results.lost
+            {"task": task, "condition": cell.condition, "seed": cell.seed, "status": cell.status, "reason": cell.reason}
+            for task, cell in analysis.lost
         ],
     }
     return to_jsonable_python(facts, inf_nan_mode="null")
+
+
+def _facts(one: Comparison) -> dict[str, Any]:
+    estimates = {
+        name: getattr(one, name)._asdict() for name in ("difference", "improvement", "area", "avg_tokens", "aes")
+    }
+    plain = {key: value for key, value in asdict(one).items() if key not in {*estimates, "judged", "mean", "outcome"}}
+    goal = "min" if one.outcome.sign < 0 else "max"
+    outcome = {"metric": one.outcome.metric, "goal": goal, "margin": one.outcome.margin}
+    words = {"kind": one.kind, "verdict": short(one), "sentence": sentence(one)}
+    power = {"detectable": one.detectable, "needed_for_margin": one.needed}
+    tests = {key: value for key, value in asdict(one.judged).items() if key != "kind"}
+    return plain | outcome | estimates | tests | power | words
 
 
 def p_value(p: float) -> str:
@@ -304,12 +359,15 @@ def estimate(value: Estimate, form: str, unit: str = "") -> str:
     return f"{value.value:{form}}{unit}{interval}"
 
 
-def amount(value: float) -> str:
-    """Format a cost: `1.2 M`, `340`, `never` for infinity, `-` for NaN."""
-    if math.isnan(value):
+def amount(value: Estimate) -> str:
+    """Format a cost with its interval: `1.2 M [1.1 M, 1.3 M]`, `340`; `-` for NaN."""
+    if math.isnan(value.value):
         return "-"
-    if math.isinf(value):
-        return "never"
-    if value >= 1e4:
-        return f"{value / 1e6:.3g} M" if value >= 1e6 else f"{value / 1e3:.3g} k"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    ends = "" if math.isnan(value.low) else f" [{_amount(value.low)}, {_amount(value.high)}]"
+    return _amount(value.value) + ends
+
+
+def _amount(value: float) -> str:
+    if abs(value) >= 1e4:
+        return f"{value / 1e6:.3g} M" if abs(value) >= 1e6 else f"{value / 1e3:.3g} k"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

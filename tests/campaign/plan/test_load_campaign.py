@@ -11,7 +11,8 @@ import pytest
 from retrain.campaign.plan.is_campaign import is_campaign
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.campaign.plan.plan_file import jobs, plan_of, read_plan
-from retrain.campaign.verdict.results import campaign_commands, read_campaign
+from retrain.campaign.verdict.run_facts import campaign_commands
+from retrain.campaign.verdict.run_reader import read_campaign
 from retrain.campaign.work.campaign_directory import create
 from retrain.config.load import load
 from retrain.errors import ConfigError, StorageError

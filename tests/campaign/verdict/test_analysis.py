@@ -1,4 +1,4 @@
-"""Comparisons recover the differences that the table was made with, and say what they cannot."""
+"""Comparisons recover the differences that the tables were made with, and their verdicts say what the data say."""
 
 import math
 from dataclasses import replace
@@ -6,55 +6,72 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.analysis import Estimate, analyze, compare, mean_estimate, summarize
-from retrain.campaign.verdict.campaign_page import _forests
+from retrain.campaign.plan.outcome import Outcome
+from retrain.campaign.verdict.analysis import analyze, claims, compare, mean_estimate, summarize
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, sentence, tables, text
+from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, picture, sentence, short, text
+from retrain.campaign.verdict.statistics import Estimate, mean_of
 from tests.campaign.tables import EFFECTS
 from tests.reference import statistics as reference
 
 
-def simulated(accuracies: dict[str, list[float | None]], **more) -> Results:
+def simulated(results: dict[str, list[float | None]], **more) -> Results:
     """A table of runs of one evaluation; None: the run failed."""
     cells = {
         (label, seed): Cell(label, seed, None, "failed" if value is None else "done", curve=((0, 0.1), (10, value)))
-        for label, values in accuracies.items()
+        for label, values in results.items()
         for seed, value in enumerate(values)
     }
-    seeds = tuple(range(max(map(len, accuracies.values()))))
-    labels = tuple(accuracies)
+    seeds = tuple(range(max(map(len, results.values()))))
+    labels = tuple(results)
     ladder = tuple(zip(labels[1:], labels, strict=False))
     return Results("t", labels, labels[0], seeds, cells, **{"ladder": ladder} | more)
 
 
+def noisy(effect=0.0, seeds=8, sd=0.01, base=0.5, seed=3):
+    """Results of two conditions that share what their seeds give."""
+    rng = np.random.default_rng(seed)
+    share = rng.normal(base, 0.03, seeds)
+    return {"a": list(share + rng.normal(0, sd, seeds)), "b": list(share + effect + rng.normal(0, sd, seeds))}
+
+
+def only(table: Results):
+    (one,) = analyze([table]).comparisons
+    return one
+
+
 def test_the_families_are_the_ladder_and_the_baseline(results):
-    found = analyze(results)
-    labels = list(EFFECTS)
-    assert [(one.condition, one.against) for one in found.ladder] == list(zip(labels[1:], labels, strict=False))
-    assert [(one.condition, one.against) for one in found.baseline] == [(label, "grpo") for label in labels[1:]]
-    assert all(one.size == 4 for one in (*found.ladder, *found.baseline))
+    found, labels = analyze([results]).comparisons, list(EFFECTS)
+    of = {
+        name: [(one.condition, one.against) for one in found if one.family == name] for name in ("ladder", "baseline")
+    }
+    assert of["ladder"] == list(zip(labels[1:], labels, strict=False))
+    assert of["baseline"] == [(label, "grpo") for label in labels[1:]]
+    assert all(one.size == 4 for one in found)
 
 
 def test_known_differences_are_found_and_estimated(results):
-    for one in (*analyze(results).ladder, *analyze(results).baseline):
+    for one in analyze([results]).comparisons:
         true = EFFECTS[one.condition] - EFFECTS[one.against]
         assert one.difference.low - 0.01 < true < one.difference.high + 0.01
-        assert one.significant == (abs(true) > 0.02)
-        assert one.difference.low < one.difference.value < one.difference.high
+        assert (one.kind != "open") == (abs(true) > 0.02)
+        assert one.kind in ("open", "better" if true > 0 else "worse")
 
 
 def test_a_comparison_equals_the_reference(results):
-    found = analyze(results)
+    found = [one for one in analyze([results]).comparisons if one.family == "baseline"]
+    seeds = [seed for seed in range(10) if seed not in (3, 9)]  # complete in every condition
+    complete = replace(results, cells={key: cell for key, cell in results.cells.items() if key[1] in seeds})
+    found = compare([(complete, one.condition, one.against) for one in found], "baseline")
     pairs = [
-        [results.done(one.condition)[seed].accuracy - results.done(one.against)[seed].accuracy for seed in one.seeds]
-        for one in found.baseline
+        [results.done(one.condition)[seed].result - results.done(one.against)[seed].result for seed in seeds]
+        for one in found
     ]
-    p_values = [reference.sign_flip(differences) for differences in pairs]
-    for one, differences, p, holm in zip(found.baseline, pairs, p_values, reference.holm(p_values), strict=True):
-        assert one.difference.value == pytest.approx(np.mean(differences), abs=1e-12)
-        assert (one.difference.low, one.difference.high) == pytest.approx(reference.t_interval(differences), abs=1e-9)
-        assert (one.p, one.holm) == pytest.approx((p, holm), abs=1e-12)
+    corrected = reference.max_t(pairs, floor=0.5 / 512)
+    for one, differences, p in zip(found, pairs, corrected, strict=True):
+        assert one.mean.value == pytest.approx(np.mean(differences), abs=1e-12)
+        assert one.difference[1:] == pytest.approx(reference.t_interval(differences), abs=1e-9)
+        assert (one.judged.p, one.judged.corrected) == pytest.approx((reference.sign_flip(differences), p), abs=1e-12)
         assert one.effect == pytest.approx(reference.hedges(differences), rel=1e-9)
 
 
@@ -64,153 +81,248 @@ def test_the_aes_is_described_where_lengths_differ():
     cells = {
         (label, seed): replace(cell, avg_tokens=lengths[label][seed]) for (label, seed), cell in table.cells.items()
     }
-    short, equal = (analysis := analyze(replace(table, cells=cells))).baseline
+    short_one, equal = analyze([replace(table, cells=cells)]).comparisons
     by_hand = [0.5, 10 / 22 + 3 * 0.1, 0.45]
-    assert (short.lengths_differ, equal.lengths_differ) == (True, False)
-    assert short.aes.value == pytest.approx(np.mean(by_hand))
-    assert (short.aes.low, short.aes.high) == pytest.approx(reference.t_interval(by_hand))
-    described = tables(analysis)["described"]
-    assert described.columns[-1] == "AES"
-    assert [row[-1] for row in described.rows] == ["+0.568 [+0.162, +0.974]", "-"]
-    assert "AES" not in tables(analyze(table))["described"].columns
+    assert (short_one.lengths_differ, equal.lengths_differ) == (True, False)
+    assert short_one.aes.value == pytest.approx(np.mean(by_hand))
+    assert short_one.aes[1:] == pytest.approx(reference.t_interval(by_hand))
 
 
 def test_failed_and_missing_runs_leave_their_seed_out_of_the_pairs_only(results):
-    found = {(one.condition, one.against): one for one in (*analyze(results).ladder, *analyze(results).baseline)}
+    found = {(one.condition, one.against): one for one in analyze([results]).comparisons}
     assert found["maxrl", "grpo"].left_out == (3,)
     assert found["maxrl+gtpo", "maxrl"].left_out == (3,)
     assert found["maxrl+gtpo", "grpo"].left_out == ()
     assert found["maxrl+gtpo+sepa", "grpo"].left_out == (9,)
     assert "9 seeds (seed 3 without a pair)" in sentence(found["maxrl", "grpo"])
-    assert "no result: maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)" in text(analyze(results))
+    assert "no result: maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)" in text(analyze([results]))
 
 
 def test_equal_tables_give_equal_numbers_whatever_the_order_of_their_cells(results):
     turned = replace(results, cells=dict(reversed(results.cells.items())))
-    assert as_json(analyze(turned)) == as_json(analyze(results))
+    assert as_json(analyze([turned])) == as_json(analyze([results]))
 
 
-def test_runs_that_never_reach_the_threshold_count_as_later_than_all():
-    table = simulated({"a": [0.2, 0.3, 0.4], "b": [0.1, 0.1, 0.4], "c": [0.1, 0.4]}, threshold=0.25)
-    found = {label: summarize(table, label) for label in table.conditions}
-    assert [found[label].reached for label in "abc"] == [2, 1, 1]
-    assert [found[label].to_threshold["steps"] for label in "abc"] == [10.0, math.inf, math.inf]
-    none = summarize(replace(table, threshold=None), "a")
-    assert none.reached is None
-    assert none.to_threshold == {}
+# --- Three to five seeds: the t test speaks, and says what it assumes.
 
 
-def test_the_verdict_says_what_would_tell():
-    rng = np.random.default_rng(1)
-    share = rng.normal(0.5, 0.03, 8)
-    noisy = {label: list(share + rng.normal(0, 0.02, 8)) for label in ("grpo", "maxrl", "maxrl+gtpo")}
-    first, _ = analyze(simulated(noisy)).primary
-    assert not first.significant
-    assert first.needed > 8
-    assert conclusion(first) == f"inconclusive; about {first.needed:,} seeds needed"
-    few = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.39, 0.5]})).primary[0]
-    assert conclusion(few) == (
-        "higher in every seed, and its 95% CI excludes 0; "
-        "not significant with so few seeds for 1 comparison, at least 6 needed"
+def test_a_large_effect_over_four_seeds_has_a_verdict_by_the_t_test():
+    table = noisy(-0.7, seeds=4, base=0.9) | {"c": noisy(0.014, seeds=4, sd=0.02, base=0.9)["b"]}
+    worse, other = analyze([simulated(table, ladder=())]).comparisons
+    assert (short(worse), short(other)) == ("worse (t test)", "inconclusive")
+    expected = reference.holm([one.mean.p for one in (worse, other)])
+    assert [worse.judged.corrected, other.judged.corrected] == pytest.approx(expected)
+    assert conclusion(worse) == (
+        "worse (t test, corrected p < .001; assumes roughly normal differences; with 6 seeds the exact test can decide)"
     )
-    same = analyze(simulated({"a": [0.1] * 8, "b": [0.1] * 8})).primary[0]
-    assert (same.p, same.needed) == (1.0, None)
-    assert conclusion(same) == "inconclusive; more seeds would not help, the difference is 0"
-    equal = Estimate(0.0, 0.0, 0.0)
-    assert conclusion(replace(same, avg_tokens=equal)) == "no difference; the runs of both conditions are identical"
-    assert conclusion(replace(same, avg_tokens=equal, area=Estimate(0.0, -0.1, 0.1))).startswith("inconclusive")
-    two = analyze(simulated({"a": [0.1, 0.2], "b": [0.3, 0.5]})).primary[0]
-    assert conclusion(two) == "inconclusive; 2 seeds cannot be significant, at least 6 needed"
-    wide = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.2, 0.9]})).primary[0]
-    assert conclusion(wide).startswith("inconclusive; 3 seeds cannot be significant, at least 6 needed, about ")
+    found = analyze([simulated(table, ladder=())])
+    assert headline(found) == "All 12 runs finished. 2 of 2 conditions measured: 1 worse (t test), 1 inconclusive."
 
 
-def test_a_family_too_large_for_its_seeds_hides_no_difference():
-    table = {"a": [0.1, 0.12] * 4} | {f"b{k}": [0.38, 0.41] * 4 for k in range(9)}
-    found = analyze(simulated(table, ladder=()))
-    assert {conclusion(one) for one in found.primary} == {
-        "higher in every seed, and its 95% CI excludes 0; "
-        "not significant with so few seeds for 9 comparisons, at least 9 needed"
-    }
-    assert headline(found).endswith(
-        "0 of 9 conditions differ significantly from the baseline. "
-        "9 more: the 95% CI excludes 0, but there are too few seeds for significance."
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_have_no_verdict(seeds):
+    one = only(simulated(noisy(0.5, seeds=seeds)))
+    assert (one.kind, one.judged.test, short(one)) == ("open", "", "no verdict")
+    assert conclusion(one) == f"no verdict; {seeds} seed{'s' * (seeds > 1)}, a verdict needs 3"
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_six_seeds_suffice_for_any_family(size):
+    rng = np.random.default_rng(2)
+    others = {f"c{index}": list(rng.normal(0.5, 0.05, 6)) for index in range(size - 1)}
+    table = noisy(0.2, seeds=6, sd=0.002) | others
+    first, *_ = analyze([simulated(table, ladder=())]).comparisons
+    assert (first.size, first.judged.corrected, short(first)) == (size, 2 / 2**6, "better")
+
+
+def test_the_level_is_the_campaigns():
+    table = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [0.2, 0.3, 0.41, 0.3, 0.2]}
+    assert only(simulated(table)).judged.test == "t test"
+    exact = only(simulated(table, alpha=0.1))
+    assert (exact.judged.test, exact.judged.p, exact.kind) == ("exact", 2 / 2**5, "better")
+
+
+# --- A margin makes equality a result.
+
+
+def test_equality_within_a_margin_is_a_verdict():
+    outcome = Outcome(margin=0.02)
+    table = noisy(0.002, sd=0.005)
+    equal = only(simulated(table, outcome=outcome))
+    paired = [b - a for a, b in zip(table["a"], table["b"], strict=True)]
+    assert equal.judged.equality == pytest.approx(max(mean_of(paired).above(-0.02), mean_of(paired).below(0.02)))
+    assert short(equal) == "equal within 0.02"
+    assert "two one-sided t tests, p < .001" in conclusion(equal)
+    not_worse = only(simulated(noisy(0.015, sd=0.018), outcome=outcome))
+    assert short(not_worse) == "not worse by more than 0.02"
+    unsure = only(simulated(noisy(0.0, sd=0.05), outcome=outcome))
+    assert short(unsure) == "inconclusive"
+    assert f"about {unsure.needed} seeds would show equality within 0.02" in conclusion(unsure)
+    small = only(simulated(noisy(0.01, sd=0.002), outcome=outcome))
+    assert conclusion(small).startswith("better (p = .0078); by less than the margin of 0.02")
+    assert short(only(simulated(noisy(0.002, sd=0.005)))) == "inconclusive", "without a margin"
+
+
+def test_a_smaller_value_is_better_if_the_goal_says_so():
+    loss = Outcome(metric="eval_loss", goal="min", margin=0.05)
+    worse = only(simulated(noisy(0.511, base=2.0), outcome=loss))
+    assert sentence(worse).startswith("b against a: +0.5")
+    assert " eval_loss, " in sentence(worse)
+    assert conclusion(worse) == "worse (smaller is better; p = .0078)"
+    assert short(only(simulated(noisy(-0.511, base=2.0), outcome=loss))) == "better"
+    shown = only(simulated(noisy(-0.03, base=2.0, sd=0.04), outcome=loss))
+    assert short(shown) == "not worse by more than 0.05"
+
+
+def test_a_claim_over_several_outcomes_holds_if_each_holds():
+    accuracy, tokens = Outcome(margin=0.02), Outcome(metric="tokens", goal="min")
+    equal, worse = noisy(0.002, sd=0.005), noisy(-0.3, sd=0.005)
+    shorter, longer = noisy(-5, base=30), noisy(5, base=30)
+    for one, other, holds in ((equal, shorter, True), (worse, shorter, False), (equal, longer, False)):
+        found = analyze([simulated(one, outcome=accuracy), simulated(other, outcome=tokens)])
+        assert claims(found) == {"b": holds}
+        assert f"b {'holds' if holds else 'does not hold'}" in text(found)
+    assert "accuracy: 1 of 1 condition measured: 1 equal within 0.02. tokens: 1 of 1 condition" in headline(
+        analyze([simulated(equal, outcome=accuracy), simulated(shorter, outcome=tokens)])
     )
+    assert claims(analyze([simulated(equal, outcome=accuracy)])) == {}
+
+
+# --- What an open comparison says.
+
+
+def test_an_open_comparison_says_what_its_seeds_detect():
+    one = only(simulated(noisy()))
+    assert short(one) == "inconclusive"
+    assert one.detectable == pytest.approx(one.deviation * 1.16, rel=0.01)
+    assert conclusion(one).endswith(f"8 seeds detect a difference of {one.detectable:.3f} with 80% power")
+    assert "more seeds" not in conclusion(one)
+    equal = only(simulated({"a": [0.1, 0.2] * 4, "b": [0.2, 0.1] * 4}))
+    assert (equal.mean.value, equal.judged.corrected) == (0.0, 1.0)
+    assert "needed" not in conclusion(equal)
+    assert "would not help" not in conclusion(equal)
+
+
+def test_identical_runs_are_said_to_be_identical():
+    one = only(simulated({"a": [0.1, 0.2, 0.3], "b": [0.1, 0.2, 0.3]}))
+    assert short(one) == "inconclusive", "the lengths of the answers are not known"
+    table = simulated({"a": [0.1, 0.2, 0.3], "b": [0.1, 0.2, 0.3]})
+    known = replace(table, cells={key: replace(cell, avg_tokens=9.0) for key, cell in table.cells.items()})
+    assert short(only(known)) == "identical"
+
+
+# --- Warnings.
+
+
+def test_the_verdict_is_withheld_if_no_seed_changes_anything():
+    one = only(simulated({"a": [0.1] * 8, "b": [0.2] * 8}))
+    assert (one.judged.corrected, one.kind, short(one)) == (2 / 2**8, "open", "no verdict")
+    assert conclusion(one) == "no verdict: every seed of b and of a has the same result: the seed changes nothing"
+    constant = only(simulated({"a": noisy()["a"], "b": [0.7] * 8}))
+    assert short(constant) == "better"
+    assert conclusion(constant).endswith("; every seed of b has the same result: the seed changes nothing")
+    assert short(only(simulated({"a": [0.0] * 8, "b": [1.0] * 8}))) == "better", "saturated, not constant"
+
+
+def test_the_verdict_is_withheld_if_scales_differ_by_a_hundred():
+    one = only(simulated({"a": [0.42, 0.43, 0.41], "b": [41.0, 44.0, 43.0]}))
+    assert conclusion(one).startswith("no verdict: 43 and 0.42: percent and share?")
+    assert not only(simulated({"a": [0.5, 0.6, 0.55], "b": [2.0, 2.1, 2.3]})).withheld
+
+
+def test_better_is_withheld_if_the_failed_runs_decide():
+    table = noisy(0.05, seeds=12)
+    table["b"] = [None if seed in (1, 4, 7, 9) else value for seed, value in enumerate(table["b"])]
+    table["a"][0] = 0.1
+    one = only(simulated(table))
+    assert (one.judged.kind, one.kind) == ("better", "open")
+    assert "with the 4 failed runs (4 of b) counted as the worst value seen, -0.0" in conclusion(one)
+    assert conclusion(one).startswith("no verdict: the failed runs decide; ")
+    turned = {"a": table["b"], "b": table["a"]}
+    assert short(only(simulated(turned))) == "no verdict", "the condition is worse than the runs that survived"
+    harmless = noisy(0.5, seeds=12)
+    harmless["a"][2] = None
+    one = only(simulated(harmless))
+    assert short(one) == "better"
+    assert "1 failed run (1 of a)" in conclusion(one)
+
+
+# --- Declared comparisons, ladders, and tables without results.
+
+
+class Declared:
+    """A declaration made in time."""
+
+    claim, primary, baseline, late, sentence = None, "b4", "a", False, "It was declared."
+
+    def facts(self):
+        return {}
 
 
 @pytest.mark.slow
 def test_a_declared_comparison_is_tested_alone():
     rng = np.random.default_rng(0)
-    values = {"a": [0.1] * 6} | {f"b{k}": list(rng.normal(0.2, 0.01, 6)) for k in range(9)}
-    found = analyze(simulated(values, ladder=(), primary="b4"))
-    assert [(one.condition, one.size, one.holm == one.p, one.significant) for one in found.declared] == [
-        ("b4", 1, True, True)
-    ]
-    assert [one.condition for one in found.baseline] == ["b0", "b1", "b2", "b3", "b5", "b6", "b7", "b8"]
-    assert {(one.size, one.significant) for one in found.baseline} == {(8, False)}
-    assert sentence(found.primary[0]).endswith("p = .031 (tested alone, as declared), 6 seeds: better.")
-    said = "Holm's correction covers all comparisons, except the declared one, which is a separate test at 5%."
-    assert f"{said} The family-wise error rate is at most 5%. " in note(found)
-    assert headline(found).startswith("All 60 runs finished. 1 of 9 conditions differs significantly")
-    with_ladder = analyze(simulated(values, ladder=(("b1", "b0"), ("b4", "a")), primary="b4"))
-    assert [(one.condition, one.against) for one in with_ladder.primary] == [("b4", "a"), ("b1", "b0")]
-    assert "b4" not in [one.condition for one in with_ladder.secondary]
-    assert "The family-wise error rate is at most 5% in each family. " in note(with_ladder)
-    assert [one["family"] for one in as_json(found)["comparisons"]] == ["primary"] + ["baseline"] * 8
-    forests = _forests(found, [[]] * len(found.every))["forests"]
-    assert [(title, len(rows)) for title, rows in forests] == [
-        ("Declared comparison", 1),
-        ("Each condition against the baseline", 8),
-    ]
+    values = {"a": list(rng.normal(0.1, 0.01, 6))} | {f"b{k}": list(rng.normal(0.2, 0.01, 6)) for k in range(9)}
+    found = analyze([simulated(values, ladder=(), declared=Declared())])
+    first, *others = found.comparisons
+    assert (first.family, first.condition, first.size, first.judged.p) == ("primary", "b4", 1, first.judged.corrected)
+    assert [one.condition for one in others] == ["b0", "b1", "b2", "b3", "b5", "b6", "b7", "b8"]
+    assert {one.size for one in others} == {8}
+    assert conclusion(first) == "better (tested alone, as declared; p = .031)"
+    assert "there are 2 families (declared before the runs, tested alone, each condition" in note(found)
+    assert "It was declared." in text(found)
+    ladder = analyze([simulated(values, ladder=(("b1", "b0"), ("b4", "a")), declared=Declared())])
+    assert [(one.condition, one.against) for one in ladder.comparisons[:2]] == [("b4", "a"), ("b1", "b0")]
+    assert "b4" not in [one.condition for one in ladder.comparisons[1:]]
 
 
 def test_sentences_name_the_ingredient():
-    table = simulated({"grpo": [0.1] * 8, "maxrl": [0.2] * 8, "maxrl+gtpo": [0.25] * 8, "maxrl+gtpo_sepa": [0.2] * 8})
-    found = analyze(table)
-    assert [sentence(one) for one in found.primary] == [
-        "maxrl against grpo: +0.100 accuracy, 95% CI [+0.100, +0.100], p = .0078 (Holm .023), 8 seeds: better.",
-        "gtpo on top of maxrl: +0.050 accuracy, 95% CI [+0.050, +0.050], p = .0078 (Holm .023), 8 seeds: better.",
-        "sepa on top of maxrl+gtpo: -0.050 accuracy, 95% CI [-0.050, -0.050], p = .0078 (Holm .023), 8 seeds: worse.",
+    rng = np.random.default_rng(0)
+    levels = {"grpo": 0.1, "maxrl": 0.2, "maxrl+gtpo": 0.25, "maxrl+gtpo_sepa": 0.2}
+    found = analyze([simulated({one: list(level + rng.normal(0, 0.001, 8)) for one, level in levels.items()})])
+    assert [sentence(one).split(":")[0] for one in found.shown] == [
+        *("maxrl against grpo", "gtpo on top of maxrl", "sepa on top of maxrl+gtpo"),
+        *("maxrl+gtpo against grpo", "maxrl+gtpo_sepa against grpo"),
     ]
-    assert [sentence(one).split(":")[0] for one in found.secondary] == [
-        "maxrl+gtpo against grpo",
-        "maxrl+gtpo_sepa against grpo",
-    ]
-    assert headline(found) == "All 32 runs finished. 3 of 3 changes made a significant difference."
-
-
-def test_the_level_is_the_campaigns():
-    values = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [0.2, 0.3, 0.41, 0.3, 0.2]}
-    assert not analyze(simulated(values)).primary[0].significant
-    assert analyze(simulated(values, alpha=0.1)).primary[0].significant
+    assert headline(found) == "All 32 runs finished. 3 of 3 changes measured: 2 better, 1 worse."
 
 
 def test_without_a_ladder_the_baseline_is_the_question():
-    found = analyze(simulated({"a": [0.1] * 8, "b": [0.2] * 8}, ladder=()))
-    assert found.ladder == ()
-    assert found.primary == found.baseline
-    assert found.secondary == ()
-    assert headline(found) == "All 16 runs finished. 1 of 1 conditions differs significantly from the baseline."
+    found = analyze([simulated(noisy(0.1), ladder=())])
+    assert [one.family for one in found.comparisons] == ["baseline"]
+    assert headline(found) == "All 16 runs finished. 1 of 1 condition measured: 1 better."
 
 
 def test_nothing_to_compare():
-    one = analyze(simulated({"a": [0.1, 0.2]}))
+    one = analyze([simulated({"a": [0.1, 0.2]})])
     assert headline(one) == "All 2 runs finished. There is one condition, so there is nothing to compare."
-    none = analyze(simulated({"a": [None, None], "b": [0.2, 0.3]}))
-    assert [sentence(one) for one in none.primary] == ["b against a: inconclusive; no seed has a result in both."]
-    assert as_json(none)["comparisons"][0]["verdict"] == "inconclusive; no seed has a result in both"
-    assert headline(none).startswith("2 of 4 runs finished. 0 of 1 conditions")
-    assert math.isnan(none.summaries[0].mean.value)
-    assert as_json(none)["conditions"][0]["mean"] == {"value": None, "low": None, "high": None}
+    none = analyze([simulated({"a": [None, None], "b": [0.2, 0.3]})])
+    assert [sentence(one) for one in none.comparisons] == ["b against a: no seed has a result in both."]
+    assert headline(none) == "2 of 4 runs finished. 0 of 1 condition measured: no seed has a result in both."
+    assert as_json(none)["comparisons"][0]["difference"] == {"value": None, "low": None, "high": None}
+    assert math.isnan(summarize(none.first, "a").mean.value)
 
 
-def test_simulated_tables_without_a_difference_give_false_verdicts_in_at_most_5_percent():
-    rng, wrong = np.random.default_rng(0), 0
-    for _ in range(200):  # 4,000 tables in test_statistics.py, which takes the same way without the tables
-        share = rng.normal(0.5, 0.03, 8)
-        table = {label: list(share + rng.normal(0, 0.02, 8)) for label in "abc"}
-        wrong += any(one.significant for one in compare(simulated(table), [("b", "a"), ("c", "b")], "ladder"))
-    assert wrong / 200 <= 0.05
+def test_the_picture_shows_the_interval_zero_and_the_margin():
+    one = only(simulated(noisy(0.04), outcome=Outcome(margin=0.1)))
+    drawn = picture(one, (-0.2, 0.2))
+    assert len(drawn) == 29
+    assert drawn[14] == "┊"
+    assert [index for index, mark in enumerate(drawn) if mark == "·"] == [7, 21]
+    assert drawn.index("●") == round((one.mean.value + 0.2) / 0.4 * 28)
+    assert picture(one, (-0.01, 0.01)).endswith("●"), "a value outside the axis is at its end"
+
+
+def test_steps_to_the_threshold_have_an_interval_if_all_runs_reach_it():
+    table = simulated({"a": [0.2, 0.3, 0.4], "b": [0.3, 0.3, 0.4]}, threshold=0.25)
+    some, every = (summarize(table, label) for label in "ab")
+    assert (some.reached, every.reached) == (2, 3)
+    assert math.isnan(some.steps.value)
+    assert every.steps == Estimate(10.0, 10.0, 10.0)
+    assert summarize(replace(table, threshold=None), "a").reached is None
+
+
+# --- Warm starts.
 
 
 def on_starts(results, starts):
@@ -220,18 +332,15 @@ def on_starts(results, starts):
 
 def test_runs_of_one_warm_start_count_as_one():
     values = {"a": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "b": [0.2, 0.5, 0.4, 0.6, 0.5, 0.9]}
-    (one,) = analyze(on_starts(simulated(values), 3)).primary
+    one = only(on_starts(simulated(values), 3))
     assert (len(one.seeds), one.starts, one.count) == (6, 3, 3)
     means = [np.mean([0.1, 0.2]), np.mean([0.3, 0.0]), np.mean([0.1, 0.3])]
-    expected = mean_estimate([*map(float, means)])
-    for end in ("value", "low", "high"):
-        assert getattr(one.difference, end) == pytest.approx(getattr(expected, end))
-    assert one.p == 2 / 2**3
-    assert conclusion(one).endswith("so few warm starts for 1 comparison, at least 6 needed")
+    assert one.difference == pytest.approx(mean_estimate([*map(float, means)]))
+    assert one.judged.test == "t test", "three observations"
     assert "6 seeds on 3 warm starts" in sentence(one)
-    (own,) = analyze(on_starts(simulated(values), 6)).primary
-    (shared,) = analyze(simulated(values)).primary
+    own, shared = only(on_starts(simulated(values), 6)), only(simulated(values))
     assert replace(own, starts=1) == shared
+    assert own.judged.test == "exact"
 
 
 def test_intervals_cover_warm_starts_and_seeds():
@@ -240,7 +349,7 @@ def test_intervals_cover_warm_starts_and_seeds():
     for _ in range(1000):
         gain = rng.normal(0.05, 0.03, 8)  # of each start
         for index, own in enumerate((gain, np.full(8, gain[0]))):
-            low, high = statistics.mean_interval(own + rng.normal(0, 0.01, 8))
+            _, low, high = mean_estimate([*(own + rng.normal(0, 0.01, 8))])
             covered[index] += low <= 0.05 <= high
     assert 0.93 <= covered[0] / 1000 <= 0.97
     assert covered[1] / 1000 < 0.5

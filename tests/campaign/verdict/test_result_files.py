@@ -1,15 +1,34 @@
 """Results of other programs: tables, charts of Weights & Biases, and the metric files of trainers."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from retrain.campaign.verdict.comparison import compare
-from retrain.campaign.verdict.result_files import read_result_files
+from retrain.campaign.plan.outcome import Outcome
+from retrain.campaign.verdict import comparison, sentences, verdict_page
+from retrain.campaign.verdict.result_files import metric_of, read_files
 from retrain.errors import ConfigError, DataError
 
 SEEDS = range(6)
 RESULTS = {"grpo": [0.50, 0.52, 0.49, 0.51, 0.50, 0.53], "dapo": [0.56, 0.57, 0.56, 0.58, 0.55, 0.58]}
+
+
+def read(files, metric=None):
+    """The tables of the files by task."""
+    found = read_files(files, Outcome(metric=metric or metric_of(files)))
+    return {table.task: table for table in found}
+
+
+def compare(paths, metric=None, **more):
+    """The analysis of the files with its outputs."""
+    found = comparison.compare(paths, comparison.asked(metric=metric, **more))
+    return SimpleNamespace(
+        facts=sentences.as_json(found),
+        text=verdict_page.text(found),
+        latex=lambda: verdict_page.paper(found),
+        page=lambda: verdict_page.render(found, ["retrain compare"]),
+    )
 
 
 def write(path, text):
@@ -98,7 +117,8 @@ def test_every_format_gives_the_same_verdict(tmp_path, written, metric):
     assert one["difference"]["value"] == pytest.approx(0.35 / 6)
     assert one["p"] == 2 / 2**6
     assert one["verdict"] == "better"
-    assert f"+0.058 {one['metric']}, 95% CI [" in found.text
+    assert f"+0.058 {one['metric']}, 95% CI [" in one["sentence"]
+    assert "+0.058 [" in found.text
     assert "dapo against grpo" in found.page()
 
 
@@ -111,23 +131,24 @@ def test_tasks_are_one_family_and_what_no_file_has_is_missing(tmp_path):
         if (task, method, seed) != ("math", "dapo", 5)
     ]
     found = compare([write(tmp_path / "t.csv", "\n".join(["task,method,seed,accuracy", *rows]))])
-    first, second = found.facts["comparisons"]
-    assert (first["task"], first["seeds"], first["holm"]) == ("gsm8k", list(SEEDS), 2 * 2 / 2**6)
+    pooled, first, second = found.facts["comparisons"]
+    assert (pooled["task"], pooled["seeds"], pooled["family"]) == ("all tasks", list(range(5)), "pooled")
+    assert (first["task"], first["seeds"], first["corrected"]) == ("gsm8k", list(SEEDS), 2 / 2**6)
     assert (second["task"], second["seeds"], second["left_out"]) == ("math", list(range(5)), [5])
-    assert "No result: math, dapo seed 5 missing: it is in no file." in found.text
+    assert "no result: math, dapo seed 5 missing: it is in no file" in found.text
     assert "Premises" not in found.page()
 
 
 def test_values_beyond_0_and_1_are_no_shares(tmp_path):
     rows = [f"{method},{seed},{100 * value}" for method in RESULTS for seed, value in enumerate(RESULTS[method])]
     found = compare([write(tmp_path / "t.csv", "\n".join(["method,seed,return", *rows]))])
-    assert "+5.833 return, 95% CI [" in found.text
+    assert "+5.833 [" in found.text
     assert "5000%" not in found.page()
 
 
 def test_a_blank_result_is_no_zero(tmp_path):
     file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,0.5\na,1,\nb,0,nan\nb,1,0.5\n")
-    cells = {(cell.condition, cell.seed): cell for cell in read_result_files([file]).cells[""]}
+    cells = read([file])[""].cells
     assert [cell.status for cell in cells.values()] == ["done", "failed", "failed", "done"]
     assert cells["a", 1].reason == f"accuracy is blank in {file}:3"
     assert cells["b", 0].reason == f"accuracy is nan in {file}:4"
@@ -171,7 +192,7 @@ def test_runs_of_different_lengths_are_compared_at_a_common_step(tmp_path):
 
 def test_runs_of_one_length_have_no_note(tmp_path):
     rows = [row for method in RESULTS for seed in SEEDS for row in curves(method, seed, (0, 10))]
-    assert read_result_files([steps_table(tmp_path, rows)]).notes == {"": ""}
+    assert read([steps_table(tmp_path, rows)])[""].steps_note == ""
 
 
 def test_the_step_is_common_to_all_runs_of_a_task(tmp_path):
@@ -192,43 +213,43 @@ def test_the_step_is_common_to_all_runs_of_a_task(tmp_path):
 def test_runs_measured_at_other_steps_use_their_last_value_before(tmp_path):
     rows = [row for seed in SEEDS for row in curves("grpo", seed, (10, 30, 57, 70, 90))]
     rows += [row for seed in SEEDS for row in curves("dapo", seed, (20, 40, 60))]
-    found = read_result_files([steps_table(tmp_path, rows)])
-    assert {cell.condition: cell.curve[-1][0] for cell in found.cells[""]} == {"grpo": 57, "dapo": 60}
-    assert "compared at step 60. Shortest: dapo to step 60." in found.notes[""]
-    assert found.notes[""].endswith("The values of grpo are of step 57.")
+    found = read([steps_table(tmp_path, rows)])
+    assert {cell.condition: cell.curve[-1][0] for cell in found[""].runs} == {"grpo": 57, "dapo": 60}
+    assert "compared at step 60. Shortest: dapo to step 60." in found[""].steps_note
+    assert found[""].steps_note.endswith("The values of grpo are of step 57.")
 
 
 def test_an_evaluation_that_all_runs_share_is_preferred(tmp_path):
     rows = [*curves("grpo", 0, range(0, 101, 10)), *curves("dapo", 0, [*range(0, 61, 10), 64])]
-    found = read_result_files([steps_table(tmp_path, rows)])
-    assert {cell.curve[-1][0] for cell in found.cells[""]} == {60}
-    assert "compared at step 60. Shortest: dapo seed 0 to step 64." in found.notes[""]
+    found = read([steps_table(tmp_path, rows)])
+    assert {cell.curve[-1][0] for cell in found[""].runs} == {60}
+    assert "compared at step 60. Shortest: dapo seed 0 to step 64." in found[""].steps_note
 
 
 @pytest.mark.parametrize("steps", [(100,), (0, 100), (0, 50, 100)])
 def test_runs_without_common_steps_are_refused(tmp_path, steps):
     rows = [*curves("grpo", 0, steps), *curves("dapo", 0, (0, 30, 60))]
     with pytest.raises(DataError, match=r"grpo seed 0 was measured at .*, but not between 54 and 60, the last step of"):
-        read_result_files([steps_table(tmp_path, rows)])
+        read([steps_table(tmp_path, rows)])
 
 
 def test_runs_without_steps_are_noted_beside_runs_with_steps(tmp_path):
     one = write(tmp_path / "a.csv", "method,seed,accuracy\na,0,0.5\n")
     two = write(tmp_path / "b-s0.jsonl", lines([{"step": step, "accuracy": step / 10} for step in (1, 2)]))
-    found = read_result_files([one, two])
-    assert [cell.accuracy for cell in found.cells[""]] == [0.5, 0.2]
-    assert found.notes[""] == "The steps of a seed 0 are unknown."
+    found = read([one, two])
+    assert [cell.result for cell in found[""].runs] == [0.5, 0.2]
+    assert found[""].steps_note == "The steps of a seed 0 are unknown."
     rows = [{"method": "a", "seed": 0, "step": 1, "accuracy": 1}, {"method": "a", "seed": 0, "accuracy": 2}]
     mixed = write(tmp_path / "c.jsonl", lines(rows))
     with pytest.raises(DataError, match=r"c.jsonl:2: only some rows of a, seed 0 have a step"):
-        read_result_files([mixed])
+        read([mixed])
 
 
 @pytest.mark.parametrize("gap", ["", "null", "NaN", " ", "NA"])
 def test_steps_without_evaluation_are_skipped(tmp_path, gap):
     rows = [f"{step},0.1,{gap if step % 10 else step / 100}" for step in range(1, 31 if gap == "NaN" else 36)]
     file = write(tmp_path / "grpo-s0.csv", "\n".join(["step,loss,accuracy", *rows]))
-    (cell,) = read_result_files([file]).cells[""]
+    (cell,) = read([file])[""].runs
     assert cell.curve == ((10, 0.1), (20, 0.2), (30, 0.3))
 
 
@@ -241,7 +262,7 @@ def test_steps_without_evaluation_are_skipped_in_every_log(tmp_path, gap):
         write(tmp_path / "grpo-s1" / "trainer_state.json", json.dumps({"log_history": rows})),
         write(tmp_path / "grpo-s2.jsonl", lines([{"step": row["step"], "data": row} for row in rows])),
     ]
-    cells = read_result_files(logs).cells[""]
+    cells = read(logs)[""].runs
     assert [cell.curve for cell in cells] == [((10, 0.1), (20, 0.2))] * 3
 
 
@@ -259,30 +280,30 @@ def test_steps_without_evaluation_are_skipped_in_every_log(tmp_path, gap):
 )
 def test_a_run_whose_last_value_is_missing_has_no_result(tmp_path, values, reason):
     rows = [f"a,0,{step},{value}" for step, value in enumerate(values)]
-    cells = read_result_files([steps_table(tmp_path, [*rows, "b,0,1,0.5"])]).cells[""]
+    cells = read([steps_table(tmp_path, [*rows, "b,0,1,0.5", "c,0,1,0.5"])])[""].runs
     assert cells[0].reason.startswith(reason)
     assert bool(cells[0].reason) is bool(reason)
 
 
 def test_a_run_without_a_value_in_a_chart_is_reported(tmp_path):
-    file = write(tmp_path / "w.csv", "Step,a-s0 - acc,b-s0 - acc\n1,0.5,\n2,0.6,\n")
-    assert [cell.status for cell in read_result_files([file]).cells[""]] == ["done", "failed"]
+    file = write(tmp_path / "w.csv", "Step,a-s0 - acc,b-s0 - acc,c-s0 - acc\n1,0.5,,0.1\n2,0.6,,0.2\n")
+    assert [cell.status for cell in read([file])[""].runs] == ["done", "failed", "done"]
 
 
 def test_no_run_with_a_result_is_an_error(tmp_path):
     file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,\nb,0,nan\n")
     with pytest.raises(DataError, match=r"no run has a result: a seed 0: accuracy is blank in .*t.csv:2; b seed 0"):
-        read_result_files([file])
+        read([file])
 
 
 def test_two_files_of_one_run_are_refused(tmp_path):
     first = write(tmp_path / "grpo-s0.jsonl", lines([{"step": 1, "accuracy": 0.5}]))
     other = write(tmp_path / "grpo_seed0" / "metrics.jsonl", lines([{"step": 2, "accuracy": 0.5}]))
     with pytest.raises(DataError, match=f"{first} and {other} both have the results of grpo, seed 0"):
-        read_result_files([first, other])
+        read([first, other])
     chart = write(tmp_path / "w.csv", "Step,a-s0 - acc,a_seed0 - acc\n1,0.5,\n2,,0.5\n")
     with pytest.raises(DataError, match=r"the run 'a-s0' and .* the run 'a_seed0' both have the results of a, seed 0"):
-        read_result_files([chart])
+        read([chart])
 
 
 @pytest.mark.parametrize("level", ["1000", "1000000000000"])
@@ -304,29 +325,29 @@ def test_tiny_values_count_as_zero(tmp_path):
 
 def test_a_run_that_ends_before_the_first_step_is_compared_there(tmp_path):
     rows = [*curves("grpo", 0, (-1, 10)), *curves("dapo", 0, (-1,))]
-    found = read_result_files([steps_table(tmp_path, rows)])
-    assert "compared at step -1. Shortest: dapo seed 0 to step -1." in found.notes[""]
+    found = read([steps_table(tmp_path, rows)])
+    assert "compared at step -1. Shortest: dapo seed 0 to step -1." in found[""].steps_note
 
 
 def test_names_are_stripped(tmp_path):
     file = write(tmp_path / "t.csv", "task, method ,seed,accuracy\n m ,grpo , 0 ,0.5\nm, grpo,1,0.5\n")
-    found = read_result_files([file])
-    assert found.tasks == ["m"]
-    assert [(cell.condition, cell.seed) for cell in found.cells["m"]] == [("grpo", 0), ("grpo", 1)]
+    found = read([file])
+    assert [*found] == ["m"]
+    assert [(cell.condition, cell.seed) for cell in found["m"].runs] == [("grpo", 0), ("grpo", 1)]
 
 
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
 def test_the_separator_of_columns_is_found(tmp_path, separator):
     text = "method,seed,acc\na,0,0.5\n".replace(",", separator)
-    assert read_result_files([write(tmp_path / "t.csv", text)]).cells[""][0].accuracy == 0.5
+    assert read([write(tmp_path / "t.csv", text)])[""].runs[0].result == 0.5
 
 
 @pytest.mark.parametrize("axis", ["train/global_step", "Step", "trainer/global_step", "_step", "epoch"])
 def test_a_chart_may_have_another_axis(tmp_path, axis):
     text = f'"{axis}","a-s0 - eval/acc","a-s0 - eval/acc__MIN","a-s0 - {axis}"\n1,0.5,0.4,1\n2,0.6,0.5,2\n'
-    found = read_result_files([write(tmp_path / "w.csv", text)])
-    assert found.metric == "eval/acc"
-    assert found.cells[""][0].curve == ((1, 0.5), (2, 0.6))
+    found = read([write(tmp_path / "w.csv", text)])
+    assert found[""].outcome.metric == "eval/acc"
+    assert found[""].runs[0].curve == ((1, 0.5), (2, 0.6))
 
 
 @pytest.mark.parametrize(
@@ -372,15 +393,15 @@ def test_a_chart_may_have_another_axis(tmp_path, axis):
 def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, name, text, message):
     (tmp_path / "runs").mkdir()
     with pytest.raises(DataError, match=message):
-        read_result_files([write(tmp_path / "runs" / name, text)])
+        read([write(tmp_path / "runs" / name, text)])
 
 
 def test_several_metrics_are_listed(tmp_path):
     file = write(tmp_path / "t.csv", "method,seed,bleu,rouge\na,0,0.5,0.6\n")
     with pytest.raises(ConfigError, match="several metrics: bleu, rouge"):
-        read_result_files([file])
+        read([file])
     with pytest.raises(DataError, match="no row has 'f1'; metrics that rows have: bleu, rouge"):
-        read_result_files([file], "f1")
+        read([file], "f1")
 
 
 def test_runs_and_files_are_not_mixed(tmp_path):
@@ -390,8 +411,6 @@ def test_runs_and_files_are_not_mixed(tmp_path):
     for paths in ([tmp_path / "no.csv"], [file, tmp_path / "no.csv"]):
         with pytest.raises(ConfigError, match=r"no.csv: RUNS: does not exist; check the path"):
             compare(paths)
-    with pytest.raises(ConfigError, match="the result of a run is its held-out accuracy"):
-        compare([tmp_path], "loss")
 
 
 def test_runs_that_never_have_the_metric_are_shown_with_the_reason_and_keep_the_baseline(tmp_path):
@@ -400,11 +419,81 @@ def test_runs_that_never_have_the_metric_are_shown_with_the_reason_and_keep_the_
     rows += [{"method": "dapo", "seed": seed, "step": 10, "accuracy": 0.5} for seed in range(3)]
     rows += [{"method": "maxrl", "seed": 0, "step": 10, "accuracy": 0.5}, {"method": "maxrl", "seed": 1, "step": 10}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cells = read_result_files([file], "accuracy").cells[""]
+    cells = read([file], "accuracy")[""].runs
     assert [(cell.condition, cell.seed, cell.status) for cell in cells] == [
         *(("grpo", seed, "failed") for seed in range(3)),
         *(("dapo", seed, "done") for seed in range(3)),
         ("maxrl", 0, "done"),
         ("maxrl", 1, "failed"),
     ]
-    assert cells[0].reason == f"accuracy is in no row of it in {file}"
+    assert cells[0].reason == f"no row of {file} has 'accuracy'; it has loss"
+
+
+def test_one_method_with_a_result_is_an_error_that_names_the_metrics_of_the_others(tmp_path):
+    table = write(tmp_path / "results.csv", "condition,seed,accuracy\ngrpo,0,0.5\n")
+    state = write(
+        tmp_path / "dapo_seed0" / "trainer_state.json", json.dumps({"log_history": [{"step": 1, "reward": 0.1}]})
+    )
+    message = r"only grpo has a result: dapo seed 0: no row of .*trainer_state.json has 'accuracy'; it has reward"
+    with pytest.raises(DataError, match=message):
+        read([table, state], "accuracy")
+    with pytest.raises(DataError, match=r"no row has 'f2'; metrics that rows have: accuracy, reward"):
+        read([table, state], "f2")
+
+
+def test_a_method_in_two_files_is_refused(tmp_path):
+    table = write(tmp_path / "results.csv", "condition,seed,accuracy\ngrpo,0,0.5\ndapo,0,0.6\n")
+    state = write(
+        tmp_path / "grpo_seed1" / "trainer_state.json", json.dumps({"log_history": [{"step": 1, "reward": 0.1}]})
+    )
+    with pytest.raises(DataError, match=r"results.csv and .*trainer_state.json both have results of 'grpo'; merge"):
+        read([table, state], "accuracy")
+
+
+def of_problems(tmp_path, seeds, wrong=range(30)):
+    """a and b on 200 problems; b solves those that a does not."""
+    rows = [
+        f"{method},{seed},{problem},{int(method == 'b' or problem not in wrong)}"
+        for method in "ab"
+        for seed in seeds
+        for problem in range(200)
+    ]
+    return write(tmp_path / "p.csv", "\n".join(["method,seed,problem,correct", *rows]))
+
+
+def test_one_run_of_each_method_is_compared_problem_by_problem(tmp_path):
+    found = compare([of_problems(tmp_path, [0])])
+    (one,) = found.facts["comparisons"]
+    assert (one["test"], one["p"], one["verdict"]) == ("McNemar", 2 / 2**30, "better (McNemar)")
+    assert one["difference"]["value"] == pytest.approx(0.15)
+    assert "of these two models, not of the methods" in one["sentence"]
+    several = compare([of_problems(tmp_path, range(6))])
+    assert several.facts["comparisons"][0]["test"] == "exact", "a run of many problems is one observation"
+
+
+def test_runs_without_a_common_seed_are_permuted_if_asked(tmp_path):
+    rows = [f"a,{seed},{0.5 + seed / 100}\nb,{seed + 100},{0.6 + seed / 100}" for seed in range(4)]
+    file = write(tmp_path / "t.csv", "\n".join(["method,seed,accuracy", *rows]))
+    assert "give --unpaired" in compare([file]).text
+    (one,) = compare([file], unpaired=True).facts["comparisons"]
+    assert (one["p"], one["verdict"]) == (2 / 70, "better")
+    assert "4 runs, not paired" in one["sentence"]
+
+
+@pytest.mark.parametrize("name", ["eval_loss", "val/perplexity", "mean_length", "policy/entropy", "wer", "time/step_s"])
+def test_a_metric_whose_direction_is_open_needs_a_goal(tmp_path, name):
+    rows = [f"{method},{seed},{value + seed / 100}" for method, value in (("a", 2.0), ("b", 2.5)) for seed in SEEDS]
+    file = write(tmp_path / "t.csv", "\n".join([f"method,seed,{name}", *rows]))
+    with pytest.raises(ConfigError, match=r"add --goal min if a smaller .* is better, or --goal max"):
+        compare([file])
+    (one,) = compare([file], goal="min").facts["comparisons"]
+    assert one["verdict"] == "worse"
+    assert "smaller is better" in one["sentence"]
+    assert compare([file], goal="max").facts["comparisons"][0]["verdict"] == "better"
+
+
+def test_the_mean_of_a_curve_can_be_the_result(tmp_path):
+    rows = [row for method in RESULTS for seed in SEEDS for row in curves(method, seed, (0, 50, 99))]
+    last, mean = (compare([steps_table(tmp_path, rows)], summary=one).facts for one in ("last", "mean"))
+    assert last["comparisons"][0]["difference"]["value"] == pytest.approx(0.05)
+    assert mean["comparisons"][0]["difference"]["value"] == pytest.approx(0.05 * (1 + 51 + 100) / 300)

@@ -9,11 +9,13 @@ from urllib.parse import unquote
 import pytest
 
 from retrain.campaign.verdict.analysis import analyze
-from retrain.campaign.verdict.campaign_page import render, write_report
 from retrain.campaign.verdict.credit_map import credit_map
 from retrain.campaign.verdict.figures import forest_span, mean_curve
-from retrain.campaign.verdict.results import differences, environments, read_campaign
-from retrain.campaign.verdict.sentences import amount, p_value, sentence
+from retrain.campaign.verdict.run_facts import environments, what_differs
+from retrain.campaign.verdict.run_reader import read_campaign
+from retrain.campaign.verdict.sentences import amount, conclusion, p_value, short, title
+from retrain.campaign.verdict.statistics import Estimate
+from retrain.campaign.verdict.verdict_page import render, write_report
 from tests.campaign.tables import group, write_campaign
 from tests.report.test_run_page import HOSTILE, checked
 
@@ -28,13 +30,15 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
     assert [file.name for file in report.files[:4]] == ["report.html", "report.md", "report.tex", "results.csv"]
     drawn = {file.name: file for file in report.files if file.suffix == ".svg"}
     assert {"differences.svg", "learning-curves-all-conditions.svg", "result-and-tokens.svg"} < {*drawn}
-    assert "maxrl - grpo" in drawn["differences.svg"].read_text(encoding="utf-8")
+    assert "maxrl against grpo" in drawn["differences.svg"].read_text(encoding="utf-8")
     assert html == write_report(campaign).files[0].read_text(encoding="utf-8")
-    for one in report.analysis.primary:
-        assert sentence(one) in words
-        assert sentence(one) in report.text
+    for one in report.analysis.shown:
+        assert title(one) in words
+        assert short(one) in words
+        assert conclusion(one).partition(" (")[2] in words
+        assert title(one) in report.text
     for part in (
-        "48 of 50 runs finished. 3 of 4 changes made a significant difference.",
+        "48 of 50 runs finished. 4 of 4 changes measured: 2 better, 1 inconclusive, 1 worse.",
         "maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)",
         "missing",
         "P(improvement)",
@@ -47,7 +51,8 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
         "9 of 10",
     ):
         assert part in words, part
-    assert html.count("<svg") == 8 + 1 + 6 + 2 + 2 * 5  # forest and its axis, curves, costs, keys of two legends
+    # Lines of the ladder and of the baseline, their axis, kinds of verdicts, curves, costs, keys of two legends.
+    assert html.count("<svg") == 4 + 3 + 1 + 5 + 6 + 2 + 2 * 5
     assert "nan" not in re.sub(r"<pre>.*?</pre>", "", html)
     assert "default-src 'none'" in html
 
@@ -69,8 +74,8 @@ def test_the_markdown_has_the_verdict_and_every_run(campaign, results):
     text = write_report(campaign).files[1].read_text()
     assert text.startswith("# ladder\n\n48 of 50 runs finished.")
     assert "| maxrl | 0.447 | 0.494 | 0.488 | failed |" in text
-    assert "- maxrl+gtpo+sepa seed 9 missing: it was never started" in text
-    assert text.count("\n| ") == (1 + 1 + 8) * 2 + (2 + 5) * 3
+    assert "- no result: maxrl+gtpo+sepa seed 9 missing: it was never started" in text
+    assert text.count("\n| ") == (1 + 1 + 7) * 2 + (2 + 5) * 3
 
 
 def test_credit_is_that_of_every_conditions_own_pipeline_on_the_same_completions(results):
@@ -109,7 +114,7 @@ def test_what_only_the_model_can_tell_is_said_and_left_out(tmp_path):
     assert found.skipped["maxrl"] == "it reads entropy, which only the model can compute"
     assert found.skipped["maxrl+gtpo"] == "its configuration no longer loads"
     assert "no" in found.skipped["maxrl+gtpo+hicra"]
-    checked(render(analyze(read_campaign(directory)), []))
+    checked(render(analyze([read_campaign(directory)]), []))
 
 
 def test_the_last_readable_step_with_different_rewards_is_credited(tmp_path):
@@ -118,7 +123,7 @@ def test_the_last_readable_step_with_different_rewards_is_credited(tmp_path):
     found = credit_map(read_campaign(directory))
     assert found.step == 0
     assert found.skipped["maxrl"] == "its runs have not started"
-    assert "Not shown" in checked(render(analyze(read_campaign(directory)), []))
+    assert "Not shown" in checked(render(analyze([read_campaign(directory)]), []))
     for file in directory.glob("cells/*/s0/rollouts/*"):
         rows = [row | {"reward": 0.0} for row in group(random.Random(0))]
         file.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
@@ -134,7 +139,7 @@ def test_a_campaign_that_has_just_begun_has_a_report(tmp_path):
     report = write_report(directory)
     words = checked(report.files[0].read_text())
     assert "0 of 15 runs finished" in words
-    assert "inconclusive; no seed has a result in both" in words
+    assert "no seed in both" in words
     assert "grpo seed 0 unfinished: it has not finished" in words
     assert "Where the credit goes" not in words
     assert "Learning curves" not in words
@@ -155,7 +160,7 @@ def test_hostile_text_stays_text(tmp_path):
 
 
 def test_configurations_differ_where_they_differ(results):
-    assert differences(results) == {
+    assert what_differs(results) == {
         "algorithm.advantage_mode": {"grpo": '"grpo"'} | dict.fromkeys(results.conditions[1:], '"maxrl"'),
         "algorithm.transform_mode": dict(
             zip(results.conditions, ('"none"', '"none"', '"gtpo"', '"gtpo_hicra"', '"gtpo_sepa"'), strict=True)
@@ -170,14 +175,14 @@ def test_environments_are_counted(results, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"python": "3.12.0"}))
     found = read_campaign(directory)
     assert environments(found)["python"] == {"3.11.7": 14, "3.12.0": 1}
-    assert "3.11.7 (14 runs); 3.12.0 (1 run)" in checked(render(analyze(found), []))
+    assert "3.11.7 (14 runs); 3.12.0 (1 run)" in checked(render(analyze([found]), []))
 
 
 def test_mean_curves_and_axes(results):
     curve = mean_curve(list(results.done("grpo").values()))
     assert [step for step, _ in curve] == list(range(0, 201, 20))
     assert all(at.low < at.value < at.high for _, at in curve)
-    low, high = forest_span(analyze(results).baseline)
+    low, high = forest_span(analyze([results]).comparisons)
     assert low < 0 < 0.158 < high
     assert mean_curve([]) == []
 
@@ -186,9 +191,11 @@ def test_numbers_are_short():
     assert [p_value(p) for p in (1.0, 0.996, 0.19, 0.05, 0.0078125, 0.00002)] == [
         *("= 1", "= 1", "= .19", "= .05", "= .0078", "< .001")
     ]
-    assert [amount(value) for value in (1.5e6, 25600, 7680, 20.171, float("inf"), float("nan"))] == [
-        *("1.5 M", "25.6 k", "7,680", "20.2", "never", "-")
+    nan = float("nan")
+    assert [amount(Estimate(value, nan, nan)) for value in (1.5e6, 25600, 7680, 20.171, nan)] == [
+        *("1.5 M", "25.6 k", "7,680", "20.2", "-")
     ]
+    assert amount(Estimate(25600, 25000, 26200)) == "25.6 k [25 k, 26.2 k]"
 
 
 def test_two_runs_that_learn_nothing_are_drawn_within_their_axes(tmp_path):
@@ -198,7 +205,7 @@ def test_two_runs_that_learn_nothing_are_drawn_within_their_axes(tmp_path):
         file.write_text(
             json.dumps({"step": 0, "accuracy": 0.0}) + "\n" + json.dumps({"step": 40, "accuracy": 0.0}) + "\n"
         )
-    html = render(analyze(read_campaign(directory)), [])
+    html = render(analyze([read_campaign(directory)]), [])
     words = checked(html)
     assert "-50%" not in words
     assert "a run that never gets there" not in words

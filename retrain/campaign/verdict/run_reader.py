@@ -1,0 +1,229 @@
+"""Read run directories and campaigns as tables of results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, product
+from math import isfinite
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any
+
+from retrain.campaign.plan.declaration import declaration
+from retrain.campaign.plan.outcome import Outcome
+from retrain.campaign.plan.plan_file import PLAN, read_outcome, read_plan
+from retrain.campaign.verdict.results import Cell, Results, table
+from retrain.campaign.verdict.run_facts import configuration, settings
+from retrain.errors import StorageError
+from retrain.report.run_summary import no_run
+from retrain.storage.run_files import read_rows, understood
+from retrain.system.records import read_json
+
+_SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")
+"""Metrics of a step that sum up to the costs, in the order of SPENT."""
+_SHARES = re.compile(r"(?:greedy_)?accuracy|(?:avg|pass)@\d+")
+"""Numbers of an evaluation that are shares of its problems."""
+_ALIASES = {"tokens": "avg_tokens"}
+"""Outcome -> its name in eval.jsonl."""
+_SEED = re.compile(r"[-_. ]*(seed|s)?[-_]?\d*$")
+"""Seed suffix of a run's name: `-s3`, `_seed3`, `-3`."""
+
+
+def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = None) -> Results:
+    """Read the results of a campaign from its directory.
+
+    Args:
+        directory: directory of the campaign.
+        task: task to read, in a campaign with tasks. "": each pair of condition and task counts as a condition.
+        outcome: what to measure; None: the first outcome of the campaign.
+    Raises:
+        ConfigError: the path is not a campaign.
+        StorageError: its plan cannot be read.
+    """
+    plan, name = read_plan(directory), directory.resolve().name
+    seeds, outcome = list(dict.fromkeys(job.seed for job in plan.cells)), outcome or plan.measured[0]
+    cells = [
+        replace(
+            read_cell(directory / job.path, job.method if task else job.condition, job.seed, job.max_steps, outcome),
+            start=seeds.index(job.seed) % plan.warm_starts,
+        )
+        for job in plan.cells
+        if task in ("", job.task)
+    ]
+    if plan.tasks and not task:
+        return table(name, cells, alpha=plan.alpha, outcome=outcome)
+    facts = plan.model_dump(include={"baseline", "alpha", "ladder", "controls"}) | {"task": task}
+    facts |= {"threshold": plan.threshold if outcome == plan.measured[0] else None}
+    found = table(f"{name}: {task}" if task else name, cells, outcome=outcome, declared=declaration(plan), **facts)
+    warmed = bool(configuration(found).get("warmup", {}).get("steps"))
+    return replace(found, one_start=warmed and found.starts == 1)
+
+
+def read_campaign_tables(directory: Path) -> list[Results]:
+    """Read the tables of all outcomes and tasks of a campaign, task by task within an outcome."""
+    plan = read_plan(directory)
+    return [read_campaign(directory, task, one) for one in plan.measured for task in plan.tasks or ("",)]
+
+
+def read_cell(
+    path: Path, condition: str, seed: int, max_steps: int | None = None, outcome: Outcome | None = None
+) -> Cell:
+    """Read the cell of a run directory; a run with damaged files has the status "unreadable".
+
+    The status comes from the campaign's outcome.json, or without one from the run's status.json.
+
+    Args:
+        path: run directory.
+        condition: label of the condition.
+        seed: seed of the run.
+        max_steps: planned number of steps; None: that of the run's configuration.
+        outcome: what to measure; None: held-out accuracy.
+    """
+    cell = Cell(condition, seed, path, "unreadable")
+    try:
+        with understood(path):
+            return _read(cell, max_steps, outcome or Outcome())
+    except StorageError as error:
+        return replace(cell, reason=str(error))
+
+
+def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
+    path, ended = cell.path, read_outcome(cell.path)
+    config, _ = (read_json(path / name) for name in ("config.resolved.json", "environment.json"))
+    status, reason = _status(path, ended)
+    metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")
+    if max_steps is None:
+        max_steps = int(config["training"]["max_steps"]) if metrics else 0
+    if read_json(path / "status.json").get("stopped"):  # [training] stop_when
+        max_steps = len(metrics)
+    key = _ALIASES.get(outcome.metric, outcome.metric)
+    of_steps = not any(key in row for row in evals) and any(key in row for row in metrics)
+    if status == "done" and (why := _no_result(metrics, evals, max_steps, key, of_steps)):
+        status, reason = "failed", why
+    spent = [accumulate([float(row.get(name, 0.0)) for row in metrics], initial=0.0) for name in _SPENT_KEYS]
+    return replace(
+        cell,
+        status=status,
+        reason=reason,
+        curve=tuple((row["step"], float(row[key])) for row in (metrics if of_steps else evals) if _known(row, key)),
+        mean=outcome.summary == "mean",
+        avg_tokens=evals[-1].get("avg_tokens") if evals else None,
+        problems=int(evals[-1].get("problems") or 0) if evals and _SHARES.fullmatch(key) else 0,
+        spent=tuple(zip(*spent, strict=True)),
+        host=str(ended.get("host") or ""),
+        attempts=ended.get("attempts"),
+    )
+
+
+def _known(row: Mapping[str, Any], key: str) -> bool:
+    return row.get(key) is not None
+
+
+def _no_result(
+    metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], steps: int, key: str, of_steps: bool
+) -> str:
+    """Return why a finished run has no result, or "".
+
+    Its last step was not recorded or evaluated, the metric is missing, or one of its numbers is not finite.
+    """
+    if not evals and not of_steps:
+        return "it was never evaluated"
+    if not of_steps and evals[-1]["step"] < steps:
+        return f"no result: last evaluation after {evals[-1]['step']} of {steps} steps"
+    if not metrics or metrics[-1]["step"] + 1 < steps:
+        return f"no result: metrics.jsonl holds {len(metrics)} of {steps} steps"
+    measured = (("metrics.jsonl", metrics, (key,)),) if of_steps else (("eval.jsonl", evals, (key, "avg_tokens")),)
+    for file, rows, keys in (*measured, ("metrics.jsonl", metrics, _SPENT_KEYS)):
+        for at, name in product(rows, keys):
+            if name in at and (at[name] is None or not isfinite(at[name])):
+                return f"{file}: {name} of step {at.get('step')} is {at[name]}"
+    rows = metrics if of_steps else evals
+    return "" if any(_known(row, key) for row in rows) else f"neither eval.jsonl nor metrics.jsonl has {key!r}"
+
+
+def _status(path: Path, ended: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (status, reason) of a run directory."""
+    stored = read_json(path / "status.json")
+    state = ended.get("status") or stored.get("outcome")
+    if state in ("done", "finished"):
+        return "done", ""
+    if state is None:
+        return "missing", "it was never started"
+    if state in ("running", "preempted", "interrupted") and not ended.get("status"):
+        return "unfinished", "it has not finished"
+    code = ended.get("exit_code") or stored.get("exit_code")
+    reason = str(ended.get("reason") or stored.get("error") or f"its status is {state}")
+    return "failed", reason if code is None else f"{reason} (exit {code})"
+
+
+def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
+    """Return the table of these runs. The first condition is the baseline.
+
+    Runs that differ only in their seed are one condition. Two runs with equal configuration and seed are two
+    conditions, named after the runs. If several campaigns have a condition of the same label, they are several
+    conditions: "c3: grpo" is grpo of the campaign in the directory c3.
+
+    Args:
+        paths: run directories, and directories of campaigns, which stand for all runs of the campaign.
+        outcome: what to measure; None: the first outcome of a campaign among the paths, else held-out accuracy.
+    Raises:
+        ConfigError: there is no run at a path.
+    """
+    planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
+    outcome = outcome or next(iter(planned), Outcome())
+    campaigns = {path: read_campaign(path, outcome=outcome) for path in paths if (path / PLAN).is_file()}
+    uses = Counter(label for found in campaigns.values() for label in found.conditions)
+    taken = {label for label, times in uses.items() if times == 1}
+    cells: list[Cell] = []
+    for path, found in campaigns.items():
+        for label in found.conditions:
+            own = label if uses[label] == 1 else _unique(f"{path.resolve().name}: {label}", taken)
+            cells += [replace(cell, condition=own) for cell in found.of(label)]
+    groups: dict[str, list[Cell]] = {}
+    for path in dict.fromkeys(paths):
+        if path not in campaigns:
+            key, cell = _run(path, outcome)
+            groups.setdefault(key, []).append(cell)
+    for group in groups.values():
+        cells += _labelled(group, taken)
+    order = {path: index for index, path in reversed([*enumerate(paths)])}
+    cells.sort(key=lambda cell: min(order[path] for path in (cell.path, *cell.path.parents) if path in order))
+    return table("comparison", cells, outcome=outcome)
+
+
+def _run(path: Path, outcome: Outcome) -> tuple[str, Cell]:
+    """Return (settings without the seed, cell) of a run."""
+    try:
+        config = read_json(path / "config.resolved.json")
+        key = json.dumps(settings(path), sort_keys=True, default=str)
+    except StorageError as error:
+        return str(path), Cell(path.resolve().name, 0, path, "unreadable", str(error))
+    if not config:
+        raise no_run(path)
+    with understood(path):
+        return key, read_cell(path, path.resolve().name, int(config["training"]["seed"]), outcome=outcome)
+
+
+def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
+    """Label the runs of one configuration with the common prefix of their names."""
+    names = [cell.condition for cell in group]
+    if len({cell.seed for cell in group}) < len(group):
+        return [replace(cell, condition=_unique(cell.condition, taken)) for cell in group]
+    if all(cell.path.resolve().parent.parent.name == "cells" for cell in group):
+        names = [cell.path.resolve().parent.name for cell in group]
+    label = names[0] if len(set(names)) == 1 else _SEED.sub("", commonprefix(names))  # noqa: RUF071 - of names, not paths
+    label = _unique(label or names[0], taken)
+    return [replace(cell, condition=label) for cell in group]
+
+
+def _unique(label: str, taken: set[str]) -> str:
+    """Return the label, with a number if it is taken, and add the result to `taken`."""
+    number, found = 2, label
+    while found in taken:
+        number, found = number + 1, f"{label} ({number})"
+    taken.add(found)
+    return found

@@ -1,0 +1,377 @@
+"""Report of a comparison: the verdict, then the evidence. One HTML file without scripts or requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.campaign.verdict import figures, run_facts, sentences
+from retrain.campaign.verdict.analysis import Analysis, Comparison, Summary, analyze, summarize
+from retrain.campaign.verdict.credit_map import CreditMap, credit_map
+from retrain.campaign.verdict.premises import Premises, premises_of
+from retrain.campaign.verdict.results import SPENT, Cell, Results
+from retrain.campaign.verdict.run_reader import read_campaign, read_campaign_tables
+from retrain.campaign.verdict.sentences import amount, estimate, p_value
+from retrain.errors import RetrainError
+from retrain.report import latex, run_page
+from retrain.report.charts import Axes, number, polyline, svg
+from retrain.report.exported_figures import FOLDER, Drawing, stacked, write_figures
+from retrain.report.page import Table, fill, plural
+from retrain.report.samples import conversation
+from retrain.report.shown_settings import settings
+from retrain.system.files import write_text, writing
+
+_TOKENS = 400
+"""Largest number of tokens of a completion in the credit map."""
+_KINDS = {"better": "better", "worse": "worse", "equal": "equal", "not-worse": "not worse", "open": "inconclusive"}
+_PLAIN = Premises({}, (), "")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The written report.
+
+    Attributes:
+        analysis: the numbers.
+        text: the verdict, for a terminal.
+        files: report.html, report.md, report.tex, results.csv, results.parquet (if pyarrow is installed), figures.
+    """
+
+    analysis: Analysis
+    text: str
+    files: tuple[Path, ...]
+
+
+def write_report(directory: Path) -> Report:
+    """Write the report of a finished or running campaign into its directory.
+
+    Raises:
+        ConfigError: there is no campaign at this path.
+        StorageError: the campaign cannot be read, or the report cannot be written.
+    """
+    tables = read_campaign_tables(directory)
+    analysis, premises = analyze(tables), premises_of(directory, tables)
+    every = [read_campaign(directory, outcome=one) for one in analysis.outcomes]
+    commands = run_facts.campaign_commands(directory, every[0])
+    html, text, tex = (directory / f"report.{kind}" for kind in ("html", "md", "tex"))
+    with writing(directory):
+        pages = {table.task: run_pages(table, directory) for table in analysis.main}
+        contents = _contents(analysis, commands, premises)
+        write_text(html, fill("campaign.html", **contents, **_evidence(analysis, pages)))
+        write_text(text, fill("campaign.md", **contents))
+        write_text(tex, paper(analysis))
+        drawings = write_figures(directory / FOLDER, exported(analysis))
+        files = (html, text, tex, *run_facts.write_tables(every, directory), *drawings)
+    shown = "\n".join([sentences.text(analysis), *(f"  {line}" for line in premises.remarks)])
+    return Report(analysis, shown, files)
+
+
+def render(analysis: Analysis, commands: Sequence[str]) -> str:
+    """Render the report as an HTML document, without links to run reports. Equal input gives equal text."""
+    return fill("campaign.html", **_contents(analysis, commands, _PLAIN), **_evidence(analysis, {}))
+
+
+def paper(analysis: Analysis) -> str:
+    """Return the tables of conditions, differences and runs for a paper, as LaTeX."""
+    name, last = analysis.first.name, f"{analysis.first.outcome.label}, by seed"
+    found = {f"{name}: {title or 'conditions'}": table for title, table in conditions(analysis)}
+    found[f"{name}: differences. {' '.join([sentences.note(analysis), *sentences.circumstances(analysis)])}"] = (
+        differences(analysis)
+    )
+    return latex.tables(found | {f"{table.name}: {last}": runs(table) for table in analysis.main})
+
+
+def text(analysis: Analysis) -> str:
+    """Format the table of conditions and the verdict for a terminal."""
+    tables = [line for _, table in conditions(analysis) for line in [*table.aligned(), ""]]
+    return "\n".join([*tables, sentences.text(analysis)])
+
+
+def exported(analysis: Analysis) -> dict[str, Drawing]:
+    """Return every figure by its name: differences, learning curves, and results over cost."""
+    found = dict[str, Drawing]()
+    for outcome in analysis.outcomes:
+        every = [one for one in analysis.shown if one.outcome == outcome]
+        span, name = figures.forest_span(every), "" if outcome == analysis.first.outcome else f" {outcome.metric}"
+        rows = [
+            (sentences.title(one), figures.forest_row(one, span), estimate(one.difference, "+.3f")) for one in every
+        ]
+        heads = ("", f"difference in {outcome.metric}")
+        found[f"differences{name}"] = Drawing(stacked(rows, figures.forest_axis(span), heads) if rows else "")
+    keys = figures.keys(analysis.first)
+    for table in analysis.main:
+        curves, where = figures.curves(table), f" {table.task}" if table.task else ""
+        found |= {
+            f"learning curves{where} {title}": Drawing(chart, keys)
+            for title, _, chart in curves[: 1 if where else None]
+        }
+    found |= {f"result and {title}": Drawing(chart, keys) for title, chart in _costs(analysis)}
+    return found | {"performance profile": Drawing(_profile(analysis), keys)}
+
+
+def _costs(analysis: Analysis) -> list[tuple[str, str]]:
+    return figures.costs(analysis.first) if len(analysis.main) == 1 else []
+
+
+def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
+    """Write missing and outdated run reports, and return the path of each by (condition, seed).
+
+    Paths are relative to `directory`.
+    """
+    pages = {place: _page(cell) for place, cell in results.cells.items()}
+    return {place: str(page.relative_to(directory)) for place, page in pages.items() if page}
+
+
+def _page(cell: Cell) -> Path | None:
+    """Return the report of a run, rewritten if older than its metrics; None for a run without steps."""
+    page, metrics = cell.path / "report.html", cell.path / "metrics.jsonl"
+    with suppress(RetrainError, OSError):
+        newest = metrics.stat().st_mtime
+        if not page.exists() or page.stat().st_mtime < newest:
+            run_page.write_report(cell.path)
+        return page
+    return None
+
+
+def _contents(analysis: Analysis, commands: Sequence[str], premises: Premises) -> dict[str, Any]:
+    """Return the values of the templates that HTML and Markdown share."""
+    first = analysis.first
+    count = plural(len(analysis.main), "task") + ", " if first.task else ""
+    scope = f"{count}{plural(len(first.conditions), 'condition')}, {plural(len(first.seeds), 'seed')}; "
+    scope += f"the result of a run is its {'' if first.outcome.summary == 'mean' else 'last '}{first.outcome.label}"
+    return {
+        "title": first.name.partition(": ")[0],
+        "scope": f"{scope}; baseline {first.baseline}{'; ' * bool(premises.version)}{premises.version}",
+        "headline": sentences.headline(analysis),
+        "sentences": [sentences.sentence(one) for one in analysis.shown],
+        "remarks": [*sentences.remarks(analysis), *premises.remarks],
+        "note": sentences.note(analysis),
+        "differences": differences(analysis),
+        "described": described(analysis),
+        "conditions": conditions(analysis),
+        "costs": Table.of([_spent(summarize(first, one)) for one in first.conditions] if _costs(analysis) else []),
+        "threshold": first.threshold,
+        "measured": first.outcome.label,
+        "premises": premises.table,
+        "runs": [(table.task, runs(table)) for table in analysis.main],
+        "commands": commands,
+    }
+
+
+def _evidence(analysis: Analysis, pages: Mapping[str, Mapping[tuple[str, int], str]]) -> dict[str, Any]:
+    """Return the values that only the HTML template uses: drawings, links, credit, configuration."""
+    first, credit = analysis.first, credit_map(analysis.first)
+    changes, environment = run_facts.what_differs(first), run_facts.environments(first).items()
+    labels = next(iter(changes.values()), {})
+    several = len(analysis.main) > 1
+    curves = [
+        (table.task or title, caption, chart) for table in analysis.main for title, caption, chart in _curves(table)
+    ]
+    return {
+        "verdicts": [_verdicts(analysis, metric.metric) for metric in analysis.outcomes],
+        "marks": [(words, figures.verdict_mark(kind)) for kind, words in _KINDS.items()],
+        "linked": [(table.task, linked(table, pages.get(table.task, {}))) for table in analysis.main],
+        "keys": figures.keys(first),
+        "curves": curves,
+        "spent": _costs(analysis),
+        "profile": _profile(analysis) if several else "",
+        "credit": credit,
+        "completions": [_completion(credit, index) for index in range(len(credit.rows))] if credit else [],
+        "changes": Table(["key", *labels], [[key, *values.values()] for key, values in changes.items()]),
+        "configuration": settings(run_facts.configuration(first)),
+        "environment": Table(("", ""), [(key, _frequent(values)) for key, values in environment]),
+    }
+
+
+def _curves(table: Results) -> list[tuple[str, str, str]]:
+    return figures.curves(table)[: 1 if table.task else None]
+
+
+def linked(results: Results, pages: Mapping[tuple[str, int], str]) -> dict[str, Any]:
+    """Build the data of the macro `runs`: each run's result with a link to its report."""
+    return {
+        "table": runs(results),
+        "lost": {cell.status for cell in results.lost},
+        "links": [["", *(pages.get((one, seed)) for seed in results.seeds)] for one in results.conditions],
+    }
+
+
+def _verdicts(analysis: Analysis, metric: str) -> dict[str, Any]:
+    """Return the lines of one outcome, family by family, and their axis."""
+    found = [one for one in analysis.shown if one.outcome.metric == metric]
+    span, outcome = figures.forest_span(found), next(one for one in analysis.outcomes if one.metric == metric)
+    direction = outcome.direction or "greater is better"
+    margin = f"; the band is the margin of {outcome.margin:g}" if outcome.margin else ""
+    families = [
+        (sentences.TITLES[family], [_line(one, span) for one in family_of])
+        for family, family_of in ((name, list(group)) for name, group in groupby(found, lambda one: one.family))
+    ]
+    return {"title": f"{metric}: {direction}{margin}", "families": families, "axis": figures.forest_axis(span)}
+
+
+def _line(one: Comparison, span: tuple[float, float]) -> dict[str, str]:
+    verdict = sentences.short(one)
+    return {
+        "style": figures.style(one),
+        "title": sentences.title(one),
+        "drawing": figures.forest_row(one, span),
+        "numbers": estimate(one.difference, "+.3f") if one.seeds else "no seed in both",
+        "verdict": verdict,
+        "why": sentences.conclusion(one).removeprefix(verdict.partition(" (")[0]).lstrip(";: ") if one.seeds else "",
+        "seeds": plural(len(one.seeds), "seed" if one.paired else "run"),
+    }
+
+
+def differences(analysis: Analysis) -> Table:
+    """Return the table of tested differences."""
+    return Table.of([_tested(one) for one in analysis.shown])
+
+
+def _tested(one: Comparison) -> dict[str, str]:
+    known = one.judged.test
+    return {
+        "comparison": sentences.title(one) + (f": {one.outcome.metric}" if one.outcome.metric != "accuracy" else ""),
+        "difference": estimate(one.difference, "+.3f"),
+        "verdict": sentences.short(one),
+        "seeds": str(len(one.seeds)),
+        "test": known or "-",
+        "p": p_value(one.judged.p).removeprefix("= ") if known else "-",
+        "corrected p": p_value(one.judged.corrected).removeprefix("= ") if known else "-",
+        "detectable": f"±{one.detectable:.3f}" if known and math.isfinite(one.detectable) else "-",
+        "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
+    }
+
+
+def described(analysis: Analysis) -> Table:
+    """Return the table of effects that are not tested."""
+    efficiency = any(one.lengths_differ and not math.isnan(one.aes.value) for one in analysis.shown)
+    return Table.of([_described(one, efficiency) for one in analysis.shown])
+
+
+def _described(one: Comparison, efficiency: bool) -> dict[str, str]:
+    score = {"AES": estimate(one.aes, "+.3f") if one.lengths_differ else "-"} if efficiency else {}
+    return {
+        "comparison": sentences.title(one),
+        "P(improvement)": estimate(one.improvement, ".2f"),
+        "area under curve": estimate(one.area, "+.3f"),
+        "tokens per answer": estimate(one.avg_tokens, "+.1f"),
+        **score,
+    }
+
+
+def runs(results: Results) -> Table:
+    """Return the table of all results: a row for each condition, a column for each seed."""
+    return Table.of(
+        [
+            {"condition": label} | {str(seed): _shown(results.cells.get((label, seed))) for seed in results.seeds}
+            for label in results.conditions
+        ]
+    )
+
+
+def _shown(cell: Cell | None) -> str:
+    """Return the result of a run, or else its status."""
+    if cell is None:
+        return "-"
+    return cell.status if cell.result is None else f"{cell.result:.3f}"
+
+
+def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
+    """Return the tables of means over runs: conditions with all outcomes, or tasks by conditions for each outcome."""
+    first = analysis.first
+    if len(analysis.main) == 1 and not first.task:
+        return [("", Table.of([_summary(analysis, one) for one in first.conditions]))]
+    return [
+        (
+            f"{outcome.label} by task",
+            Table.of(
+                [
+                    {"task": table.task}
+                    | {one: estimate(summarize(table, one).mean, ".3f") for one in table.conditions}
+                    for table in analysis.tables
+                    if table.outcome == outcome
+                ]
+            ),
+        )
+        for outcome in analysis.outcomes
+    ]
+
+
+def _summary(analysis: Analysis, condition: str) -> dict[str, str]:
+    one = summarize(analysis.first, condition)
+    means = {table.outcome.metric: summarize(table, condition).mean for table in analysis.tables}
+    found = {metric: estimate(mean, ".3f") for metric, mean in means.items()}
+    more = {"area under curve": estimate(one.area, ".3f"), "tokens per answer": estimate(one.avg_tokens, ".1f")}
+    known = {name: value for name, value in more.items() if any(_known(analysis, name))}
+    runs = str(one.done) if one.done == one.planned else f"{one.done} of {one.planned}"
+    return {"condition": condition, "runs": runs, **found, **known}
+
+
+def _known(analysis: Analysis, name: str) -> list[bool]:
+    """Return for each run whether it has the area under a curve, or the length of answers."""
+    cells = [cell for cell in analysis.first.runs if cell.done]
+    return [(cell.area if name == "area under curve" else cell.avg_tokens) is not None for cell in cells]
+
+
+def _spent(one: Summary) -> dict[str, str]:
+    """Return a row of costs: steps until the threshold, and a whole run."""
+    return {
+        "condition": one.condition,
+        "reached": "-" if one.reached is None else f"{one.reached} of {one.done}",
+        "steps until then": amount(one.steps),
+        **{f"{cost}, whole run": amount(one.total[cost]) for cost in SPENT},
+    }
+
+
+def _completion(found: CreditMap, index: int) -> dict[str, Any]:
+    """Return the data of a completion with each condition's advantages per token."""
+    row, length = found.rows[index], len(found.rows[index]["tokens"])
+    scales = {
+        label: max((abs(value) for row in rows for value in row), default=0.0)
+        for label, rows in found.advantages.items()
+    }
+    correctness = "" if row.get("correct") is None else ", right" if row["correct"] else ", wrong"
+    return {
+        "head": f"reward {float(row['reward']):.3g}{correctness}",
+        "prompt": str(row["prompt"])[-300:],
+        "tokens": row["tokens"],
+        "planning": row.get("planning"),
+        "observed": conversation(row).observed,
+        "badges": conversation(row).badges,
+        "rest": f" ... {length - _TOKENS} more" if length > _TOKENS else "",
+        "lines": [
+            (label, scale, number(float(f"{scale:.2g}")), found.advantages[label][index][:_TOKENS])
+            for label, scale in scales.items()
+        ],
+    }
+
+
+def _frequent(values: dict[str, int]) -> str:
+    """Format the value that all runs share, or each value with its number of runs."""
+    if len(values) == 1:
+        return next(iter(values))
+    return "; ".join(f"{value} ({plural(count, 'run')})" for value, count in values.items())
+
+
+def _profile(analysis: Analysis) -> str:
+    """Draw the share of runs above every value, averaged over tasks; "" for one task or values outside [0, 1]."""
+    if len(analysis.main) < 2 or any(
+        not 0 <= value <= 1 for one in analysis.main for c in one.runs for _, value in c.curve
+    ):
+        return ""
+    axes, shapes = Axes((0.0, 1.0), (0.0, 1.0), True, analysis.first.outcome.metric), list[str]()
+    for label in analysis.first.conditions:
+        levels = np.linspace(0.0, 1.0, 51)
+        tasks = [np.array(values) for table in analysis.main if (values := table.values(label))]
+        if tasks:
+            shares = np.mean([(values > levels[:, None]).mean(axis=1) for values in tasks], axis=0)
+            color = f"curve c{figures.index(analysis.first, label)}"
+            shapes.append(polyline(axes, list(zip(levels.tolist(), shares.tolist(), strict=True)), color))
+    return svg(axes.draw() + "".join(shapes)) if shapes else ""
