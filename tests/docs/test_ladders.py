@@ -28,5 +28,10 @@ def test_every_campaign_has_its_curves_and_a_row_for_each_change(tmp_path):
         *("second", "maxrl", "gtpo", "maxrl"),  # the last is the legend's
     ]
     kinds = [mark.get("class") for mark in drawn.iter("{http://www.w3.org/2000/svg}path")]
-    assert [kind for kind in kinds if "mark" in kind] == ["better mark", "worse mark", "open mark", "open mark"]
+    assert [kind for kind in kinds if kind and kind.endswith(" mark")] == [
+        "better mark",
+        "worse mark",
+        "open mark",
+        "open mark",
+    ]
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")

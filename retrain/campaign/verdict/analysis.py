@@ -382,7 +382,8 @@ def _remarks(place: Place, one: Comparison, counted: Judged, with_failures: Plac
     table, *pair = place
     lost = {label: [cell for cell in table.of(label) if cell.status == "failed"] for label in pair}
     found = {"failures": "", "withheld": "", "warning": ""}
-    if failed := sum(map(len, lost.values())):
+    failed = sum(map(len, lost.values()))
+    if failed and one.seeds:
         mean = _mean(with_failures)
         verdict = "inconclusive" if counted.kind == "open" else counted.kind
         whose = " and ".join(f"{len(cells)} of {label}" for label, cells in lost.items() if cells)

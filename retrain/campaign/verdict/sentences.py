@@ -141,7 +141,7 @@ def _reasons(one: Comparison) -> list[str]:
     """Return what would make an open comparison conclusive, and how a difference compares with the margin."""
     if one.kind in ("better", "worse") and one.judged.equality <= one.alpha:
         return [f"by less than the margin of {one.outcome.margin:g}"]
-    if one.kind != "open" or one.withheld:
+    if one.kind != "open" or one.withheld or not one.seeds:
         return []
     unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
     if not one.judged.test:
@@ -258,9 +258,14 @@ def remarks(analysis: Analysis) -> list[str]:
         lines.append("McNemar's exact test speaks of these two models, not of the methods: train several seeds of each")
     open_ones = [one for one in found if one.kind == "open" and not one.withheld]
     lines += [f"{title(one)}: {'; '.join(why)}" for one in open_ones[: 2 * _NAMED] if (why := _reasons(one))]
-    if first.paired and any(not one.seeds for one in found):
+    if any(one.paired and not one.seeds and _has_results(analysis, one) for one in found):
         lines.append("no seed in common: give --unpaired, or train both methods with the same seeds")
     return [*lines, *circumstances(analysis), *lost_lines(analysis)]
+
+
+def _has_results(analysis: Analysis, one: Comparison) -> bool:
+    tables = [table for table in analysis.tables if table.task == one.task]
+    return all(table.values(label) for table in tables for label in (one.condition, one.against))
 
 
 def circumstances(analysis: Analysis) -> list[str]:

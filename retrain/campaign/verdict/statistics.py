@@ -288,13 +288,8 @@ def effect_size(paired: Sequence[float]) -> float:
     return (1 - 3 / (4 * (len(data) - 1) - 1)) * mean / deviation
 
 
-def smallest_p(seeds: int) -> float:
-    """Smallest p-value of the exact test with n seeds, for any number of comparisons: 2 / 2^n."""
-    return min(1.0, 2.0 ** (1 - seeds))
-
-
 def exact_seeds(alpha: float = LEVEL) -> int:
-    """Smallest number of seeds with which the exact test can be significant: 6 at .05."""
+    """Smallest number of seeds with which the exact test can be significant, 2 / 2^n <= alpha: 6 at .05."""
     return 1 - math.floor(math.log2(alpha))
 
 

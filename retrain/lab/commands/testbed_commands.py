@@ -18,7 +18,7 @@ def judge(  # noqa: PLR0913 - the options of the command
     against: Annotated[Path | None, typer.Option(help="Configuration of the baseline; unset: GRPO.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Comma-separated names; unset: all.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Four tasks and three seeds, for a first impression.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=2, help="Number of seeds; unset: 9, with --controls 11.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Number of seeds; unset: 9.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Concurrent runs; unset: one per core or GPU.")] = None,
     claim: Annotated[str | None, typer.Option(help="The task on which the method is claimed to differ.")] = None,
     controls: Annotated[
@@ -50,7 +50,7 @@ def judge(  # noqa: PLR0913 - the options of the command
         file,
         against,
         chosen,
-        seeds or (plan.QUICK_SEEDS if quick else plan.CONTROLLED_SEEDS if controls else plan.SEEDS),
+        seeds or (plan.QUICK_SEEDS if quick else plan.SEEDS),
         slots,
         claim=claim,
         controls=controls,

@@ -259,7 +259,6 @@ class Declared:
         return {}
 
 
-@pytest.mark.slow
 def test_a_declared_comparison_is_tested_alone():
     rng = np.random.default_rng(0)
     values = {"a": list(rng.normal(0.1, 0.01, 6))} | {f"b{k}": list(rng.normal(0.2, 0.01, 6)) for k in range(9)}

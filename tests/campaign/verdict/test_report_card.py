@@ -58,6 +58,7 @@ def directory(tmp_path_factory):
     return write_tasks(tmp_path_factory.mktemp("card"))
 
 
+@pytest.mark.slow
 def test_the_card_has_a_line_for_the_mean_and_for_every_task(directory):
     report = write_report(directory)
     lines = report.text.splitlines()
@@ -93,7 +94,7 @@ def test_the_card_has_a_line_for_the_mean_and_for_every_task(directory):
 def test_numbers_are_those_of_the_tables(directory):
     tables = read_campaign_tables(directory)
     pooled, *found = analyze(tables).comparisons
-    pairs = [[a.result - b.result for a, b in table.pairs("new", "grpo")] for table in tables]
+    pairs = [[(a.result or 0) - (b.result or 0) for a, b in table.pairs("new", "grpo")] for table in tables]
     assert [one.judged.corrected for one in found] == max_t(pairs, [0.5 / 512] * 3)
     assert {one.size for one in found} == {3}
     assert pooled.difference == pytest.approx(
@@ -120,6 +121,7 @@ def test_controls_are_families_of_their_own_and_take_no_power(directory, tmp_pat
     assert "there are 4 families" in note(analyze([replace(table, controls=("other",)) for table in tables]))
 
 
+@pytest.mark.slow
 def test_a_claim_about_one_task_is_tested_alone(tmp_path):
     declared = {"at": "2026-01-01T00:00:00+00:00", "after": 0, "sha256": "0" * 64, "runs": 54}
     directory = write_tasks(tmp_path, primary="new", claim="rare", declared=declared)
@@ -131,6 +133,7 @@ def test_a_claim_about_one_task_is_tested_alone(tmp_path):
     assert {one.family for one in analyze(read_campaign_tables(late)).comparisons} == {"pooled", "tasks"}
 
 
+@pytest.mark.slow
 def test_a_task_without_a_pair_of_runs_has_no_verdict(tmp_path):
     report = write_report(write_tasks(tmp_path, missing=[("chain", "new", seed) for seed in range(9)]))
     found = {one.task: one for one in report.analysis.comparisons}

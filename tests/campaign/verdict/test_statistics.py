@@ -26,7 +26,6 @@ def test_a_hand_worked_example():
     assert statistics.holm([0.01, 0.04, 0.03]) == close([0.03, 0.06, 0.06])
     assert statistics.improvement([2, 3], [1, 3]).value == 0.625
     assert mean_of([1.0, 2.0, 3.0]).interval == close((2, 2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
-    assert [statistics.smallest_p(n) for n in (0, 1, 5, 8)] == [1, 1, 0.0625, 0.0078125]
     assert [statistics.exact_seeds(alpha) for alpha in (0.05, 0.1, 0.0625, 0.01)] == [6, 5, 5, 8]
 
 
@@ -39,14 +38,12 @@ def test_formulas_equal_the_reference(left, right):
     assert found.value == close(reference.probability_of_improvement(left, right), abs=1e-9)
     if np.std(left) > 1e-6:
         assert statistics.effect_size(left) == close(reference.hedges(left), rel=1e-9)
-        assert mean_of(left).p == close(stats.ttest_1samp(left, 0).pvalue, abs=1e-9)
-        one_sided = stats.ttest_1samp(left, 0.1, alternative="greater").pvalue
+        assert mean_of(left).p == close(stats.ttest_1samp(left, 0)[1], abs=1e-9)
+        one_sided = float(stats.ttest_1samp(left, 0.1, alternative="greater")[1])  # pyright: ignore[reportArgumentType]
         assert mean_of(left).above(0.1) == close(one_sided, abs=1e-9)
         assert mean_of(left).below(0.1) == close(1 - one_sided, abs=1e-9)
     if np.std(left) > 1e-6 and np.std(right) > 1e-6:
-        expected = stats.ttest_ind(left, right, equal_var=False)
-        assert statistics.welch(left, right).p == close(expected.pvalue, abs=1e-9)
-        assert statistics.welch(left, right).free == close(expected.df)
+        assert statistics.welch(left, right).p == close(stats.ttest_ind(left, right, equal_var=False)[1], abs=1e-9)
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.5])
@@ -148,14 +145,14 @@ def test_too_few_seeds_detect_nothing():
 def test_seeds_needed_for_a_margin_is_the_least_number_that_shows_equality():
     rng = np.random.default_rng(0)
     for margin, deviation in ((0.02, 0.02), (0.02, 0.03)):
-        needed = statistics.seeds_needed(margin, deviation)
+        needed = statistics.seeds_needed(margin, deviation) or 0
         share = {}
         for seeds in (needed - 2, needed):
             means = [mean_of(row) for row in rng.normal(0, deviation, size=(1000, seeds))]
             share[seeds] = np.mean([max(one.above(-margin), one.below(margin)) <= 0.05 for one in means])
         assert share[needed] > 0.77
         assert share[needed - 2] < 0.8
-    assert statistics.seeds_needed(0.02, 0.03, size=9) > statistics.seeds_needed(0.02, 0.03)
+    assert [statistics.seeds_needed(0.02, 0.03, size) for size in (1, 9)] == [21, 36]
     assert statistics.seeds_needed(1e-6, 1.0) is None
     assert statistics.seeds_needed(0.02, 0.0) == 3
 

@@ -1,0 +1,108 @@
+"""Simulate size, power and coverage of the tests of a comparison: `python -m docs.power [TABLES] [FILE.svg]`.
+
+It prints the tables of docs/statistics.md and draws the power by the number of seeds: that of the verdicts, and that of
+Holm's correction of exact p-values, which needs two to the power of the seeds.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrain.campaign.verdict.statistics import exact_seeds, holm, max_t, mean_of
+from retrain.report.charts import Axes, polyline, svg
+from retrain.report.exported_figures import Drawing, standalone
+
+SEEDS = range(3, 10)
+SIZES = (1, 4, 9)
+KINDS = ("normal", "binomial, 64 problems", "exponential, one baseline", "collapse in 1 run of 10")
+
+
+def simulated(kind: str, size: int, seeds: int, rng: np.random.Generator, effect: float = 0.0) -> Any:
+    """Paired differences [size, seeds] of methods from one baseline; the first has an effect, in sd of a difference."""
+    shape = size + 1, seeds
+    if kind == "binomial, 64 problems":
+        rate = np.clip(0.5 + rng.normal(0, 0.03, seeds) + np.zeros(shape), 0, 1)
+        rate[1] = np.clip(rate[1] + effect * (0.5 / 64) ** 0.5, 0, 1)
+        results = rng.binomial(64, rate) / 64
+        return (results[1:] - results[0]).round(9)
+    noise = rng.exponential(size=shape) if kind.startswith("exponential") else rng.normal(size=shape)
+    if kind.startswith("collapse"):
+        noise[1:] += np.where(rng.random((size, seeds)) < 0.1, -9.0, 1.0)  # 10 % lose 10, so the means are equal
+    noise[1] += effect * 2**0.5
+    return noise[1:] - noise[0]
+
+
+def claimed(paired: Any) -> list[bool]:
+    """Whether each comparison has a verdict: by the t test below six seeds, else by the step-down max-t test."""
+    seeds = paired.shape[1]
+    found = max_t(paired) if seeds >= exact_seeds() else holm([mean_of(row).p for row in paired])
+    return [p <= 0.05 for p in found]
+
+
+def claimed_by_holm(paired: Any) -> list[bool]:
+    """Whether each comparison is significant by Holm's correction of exact sign-flip p-values."""
+    return [p <= 0.05 for p in holm([max_t([row])[0] for row in paired])]
+
+
+def size_of(kind: str, size: int, seeds: int, tables: int) -> float:
+    """Share of simulated families without any effect that have a claim."""
+    rng = np.random.default_rng([size, seeds, KINDS.index(kind)])
+    return float(np.mean([any(claimed(simulated(kind, size, seeds, rng))) for _ in range(tables)]))
+
+
+def power_of(size: int, seeds: int, tables: int, effect: float = 2.0) -> tuple[float, float]:
+    """Shares of simulated families whose only effect is claimed: by the verdicts, and by Holm over exact p-values."""
+    rng, found = np.random.default_rng([size, seeds]), np.zeros(2)
+    for _ in range(tables):
+        paired = simulated("normal", size, seeds, rng, effect)
+        found += [claimed(paired)[0], claimed_by_holm(paired)[0]]
+    return float(found[0] / tables), float(found[1] / tables)
+
+
+def coverage_of(kind: str, seeds: int, tables: int) -> float:
+    """Share of simulated comparisons whose 95% interval covers the true difference."""
+    rng, covered = np.random.default_rng([seeds, KINDS.index(kind)]), 0
+    true = (0.5 / 64) ** 0.5 if kind.startswith("binomial") else 2**0.5
+    for _ in range(tables):
+        found = mean_of(simulated(kind, 1, seeds, rng, 1.0)[0]).interval
+        covered += found.low <= true <= found.high
+    return covered / tables
+
+
+def drawn(powers: dict[tuple[int, int], tuple[float, float]]) -> str:
+    """The power by the number of seeds, as an SVG document."""
+    axes = Axes((3.0, 9.0), (0.0, 1.0), True, "seeds")
+    lines = ""
+    for index, size in enumerate(SIZES):
+        for which, dash in ((0, ""), (1, ' stroke-dasharray="5 4"')):
+            points = [(float(seeds), powers[size, seeds][which]) for seeds in SEEDS]
+            lines += polyline(axes, points, f"curve c{index}").replace("class=", f"{dash} class=".lstrip())
+    keys = [
+        (f"family of {size}", f'<path class="center c{index}" d="M-6 -2h12v4h-12z"/>')
+        for index, size in enumerate(SIZES)
+    ]
+    return standalone(Drawing(svg(axes.draw() + lines), keys))
+
+
+def table(head: str, rows: dict[str, list[float]]) -> str:
+    """A Markdown table with a column for each number of seeds."""
+    lines = [f"| {head} | {' | '.join(map(str, SEEDS))} |", "|" + "---|" * (len(SEEDS) + 1)]
+    shown = {name: " | ".join(f"{value:.3f}".replace("0.", ".") for value in row) for name, row in rows.items()}
+    return "\n".join([*lines, *(f"| {name} | {row} |" for name, row in shown.items())])
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    sizes = {f"{kind}, family of {m}": [size_of(kind, m, n, count) for n in SEEDS] for kind in KINDS for m in SIZES}
+    print(table("size: data, family; seeds", sizes))
+    print(table("coverage: data; seeds", {kind: [coverage_of(kind, n, count) for n in SEEDS] for kind in KINDS}))
+    found = {(m, n): power_of(m, n, count) for m in SIZES for n in SEEDS}
+    for which, name in enumerate(("verdicts", "Holm over exact p")):
+        rows = {f"{name}, family of {m}": [found[m, n][which] for n in SEEDS] for m in SIZES}
+        print(table("power at 2 sd; seeds", rows))
+    if len(sys.argv) > 2:
+        Path(sys.argv[2]).write_text(drawn(found), encoding="utf-8")
