@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-LOADED = ("ATEN_", "DNNL_", "GLIBC_", "GOMP_", "HF_", "LD_", "MALLOC_", "OMP_WAIT", "ONEDNN_", "OPENBLAS_")
+LOADED = ("ATEN_", "DNNL_", "GLIBC_", "HF_", "LD_", "MALLOC_", "ONEDNN_", "OPENBLAS_")
 """Beginnings of variables that libraries read while they load. Libraries set others later, such as KMP_INIT_AT_FORK."""
 PYTHON = ("PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONINSPECT", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONTRACEMALLOC")
 ROOT = Path(__file__).resolve().parents[2]
