@@ -71,8 +71,12 @@ class Stopwatch:
 
 
 def run_retrain(setting: Setting, steps: int, seed: int) -> list[dict[str, float]]:
-    """`retrain train`, through the function that the command calls."""
+    """`retrain train`, through the function that the command calls, with threads that wait as the command's do."""
     from retrain.config.load import load
+    from retrain.system.process import thread_waiting
+
+    thread_waiting.sleep()
+    thread_waiting.spin_if_quiet()
     from retrain.run.session import Resume, run
 
     stopwatch = Stopwatch()

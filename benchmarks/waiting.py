@@ -56,7 +56,8 @@ def main() -> None:
         try:
             for _ in range(options.repetitions):
                 for setting in options.settings:
-                    found[setting].append(run(options.config, setting, options.steps))
+                    found[setting].append(times := run(options.config, setting, options.steps))
+                    print(f"  {setting:8}{''.join(f'{seconds:7.2f}' for seconds in times)}", flush=True)
         finally:
             for process in others:
                 process.kill()
