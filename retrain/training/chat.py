@@ -86,8 +86,12 @@ class Chat:
         return self._special.sub(rf"\1{SEPARATOR}", text.replace(SEPARATOR, "\ufffd")) if self.templated else text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        """Return the text of token ids, without the tokens that begin, end and pad texts and turns.
+
+        Other special tokens, such as a `<think>` of the tokenizer, are part of the text, so that a reward can read
+        them.
+        """
+        return str(self.tokenizer.decode([token for token in ids if token not in self._markers]))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Text of each token, special tokens included; a character of several tokens belongs to the last of them."""
@@ -189,6 +193,17 @@ class Chat:
     @cached_property
     def _text(self) -> TokenText:
         return TokenText(self.tokenizer, special=True)
+
+    @cached_property
+    def _markers(self) -> frozenset[int | None]:
+        """Special tokens that carry no text: begin, end, padding, and those that the template puts around a message."""
+        ids = {getattr(self.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")} | {self.end_id}
+        if self.templated:
+            # An answer with a question behind it: many templates write an empty <think> in front of the last answer.
+            turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+            written = set(self.encode(self.render(turns)))
+            ids |= {token for token, text in self.tokenizer.added_tokens_decoder.items() if text.special} & written
+        return frozenset(ids)
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

@@ -286,7 +286,18 @@ def run(tests: list[str]) -> dict[str, list[tuple[str, float]]]:
     """Run these tests, whatever their marks; returns what `read` does."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        options = ["-m", "", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        options = [
+            "-m",
+            "",
+            "-n",
+            "3",
+            "--dist",
+            "loadgroup",
+            "--no-loadscope-reorder",
+            "-p",
+            "no:cacheprovider",
+            f"--junit-xml={report}",
+        ]
         files = [f"tests/{test}" for test in tests]
         subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, check=False)
         return read(report)

@@ -3,6 +3,7 @@
 import pytest
 
 from retrain.errors import DataError
+from retrain.rewards.text import format_matches
 from retrain.training.chat import Chat, plain_text
 from retrain.types import Problem
 from tests.make_checkpoint import make_tokenizer
@@ -104,6 +105,18 @@ def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
     )
     assert chat.tokenizer("hi")["input_ids"][-1] == 1
     assert list(chat.prompt("hi").ids) == chat.tokenizer("hi")["input_ids"][:-1]
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_special_tokens_that_are_text_can_be_read_by_a_reward(mode):
+    chat = loaded(mode=mode)
+    chat.tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    ids = chat.encode("<think>so</think>7<|end|>")
+    assert len(ids) == 6
+    assert chat.decode(ids).removesuffix("<|end|>" if mode == "off" else "") == "<think>so</think>7"
+    assert format_matches(chat.decode(ids), pattern="^<think>.*</think>") == 1
+    if mode == "auto":
+        assert chat.decode(chat.prompt("1+2?").ids) == "1+2?"
 
 
 def test_chat_template_renders_text_and_messages():
