@@ -16,6 +16,7 @@ from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
 from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
 from retrain.system import event_loop
+from retrain.system.files import expanded
 from retrain.system.sandbox import missing
 from retrain.system.worker_pool import CallLost, WorkerPool
 from retrain.system.worker_process import Containment, WorkerSpec
@@ -102,7 +103,7 @@ class RewardPool:
         for (seconds, outside, is_async), numbers in shared.items():
             some = [entries[number].bound for number in numbers]
             targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
-            shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_module_folders(some)))
+            shown = tuple(str(expanded(path)) for path in (*readable, *paths, *_module_folders(some)))
             containment = Containment(memory_mb, self._sandboxed and not outside, shown)
             size = min(workers, 1) if is_async else workers  # a judge limits its request rate within one event loop
             settings = Settings(targets, paths, seconds, is_async)

@@ -299,7 +299,7 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32", *, empty: bool
         problems=map(teacher.problem, range(_VOCABULARY_PROBLEMS)),
         empty=empty,
     )
-    return replace(made, mode=model.chat), teacher
+    return replace(made, mode=model.chat, chat_params=model.chat_params), teacher
 
 
 def _policy_settings(config: Config, device: torch.device, model: Loaded, ranks: Ranks) -> PolicySettings:

@@ -1,5 +1,7 @@
 """Prompts as a model sees them, and worked answers exactly as sampling them would have given."""
 
+from dataclasses import replace
+
 import pytest
 
 from retrain.errors import DataError
@@ -94,6 +96,25 @@ def test_plain_prompt_is_tokenized_as_it_is():
     prompt = chat.prompt("1+2?\n")
     assert prompt.text == "1+2?\n"
     assert chat.decode(prompt.ids) == prompt.text
+
+
+def test_a_text_that_begins_with_the_first_token_has_it_once():
+    from tokenizers.processors import TemplateProcessing
+
+    chat = loaded(chat=False)
+    chat.tokenizer.bos_token = "<|user|>"
+    chat.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A", special_tokens=[("<|user|>", 3)]
+    )
+    assert chat.prompt("<|user|>hi").ids == chat.prompt("hi").ids
+
+
+def test_variables_reach_the_template_in_every_rendering():
+    chat = replace(loaded(), params={"enable_thinking": False})
+    end = "{% if add_generation_prompt %}:{{ enable_thinking }}{% endif %}"
+    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}" + end
+    assert chat.prompt("1+2?").text == "1+2?:False"
+    assert chat.conversation(Problem("f:1", [USER], "", "six")).prompt_ids == tuple(chat.prompt([USER]).ids)
 
 
 def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
