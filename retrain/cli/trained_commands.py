@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from retrain.cli.arguments import Json, Overrides, Trust
+from retrain.errors import StorageError
+from retrain.system.files import SUMS
 from retrain.system.process import thread_waiting
 from retrain.system.terminal import say
 
@@ -162,6 +164,9 @@ def export(
     """
     from retrain.run.reopen import reopen_trained
 
+    if (directory / "config.json").exists() and not (directory / SUMS).exists():
+        problem = f"{directory} holds a model that `retrain export` did not write"
+        raise StorageError(f"{problem}; choose another directory, or delete this one")
     trained = reopen_trained(run, only_warnings, trust=trust)
     from retrain.run.export import export as write
     from retrain.run.export import push

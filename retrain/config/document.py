@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import isfile
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -15,6 +16,7 @@ from retrain.config.positions import Path, positions
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.registry import Finding
 from retrain.registry.built_in import ALIASES, ALTERNATIVES
+from retrain.system.files import expanded
 from retrain.system.masking import HIDDEN, literal_secrets
 
 _PARSER_ERRORS = (ValueError, RecursionError)
@@ -22,6 +24,7 @@ _PARSER_ERRORS = (ValueError, RecursionError)
 _MAX_LISTED = 100
 """Largest number of errors that are listed; further ones are only counted."""
 _MAX_PARTS = 32
+_MAX_CHAIN = 100
 """Largest number of parts of an overridden key; no valid key has more."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
@@ -178,10 +181,12 @@ def _over_bases(document: Document, chain: tuple[FilePath, ...]) -> Document:
     if EXTENDS not in document.data:
         return document
     value, at = document.data.pop(EXTENDS), (EXTENDS,)
-    path = FilePath(document.file).parent / FilePath(value).expanduser() if isinstance(value, str) else None
-    if path is None or not path.is_file():
+    path = FilePath(document.file).parent / expanded(value) if isinstance(value, str) else None
+    if path is None or not isfile(path):
         problem = f'there is no file "{path}"' if path else "must be the path of a TOML file"
         raise ConfigError([document.at(at, problem, 'write extends = "base.toml", relative to this file')])
+    if len(chain) > _MAX_CHAIN:
+        raise ConfigError([document.at(at, f"more than {_MAX_CHAIN} files extend each other", "merge some of them")])
     if path.resolve() in chain:
         raise ConfigError([document.at(at, f'"{value}" extends this file in turn', "break the cycle")])
     base = _over_bases(_parsed(str(path)), (*chain, path.resolve()))

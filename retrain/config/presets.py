@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from os.path import isfile
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -17,6 +18,7 @@ from retrain.config.positions import Path
 from retrain.config.sections.heldout import EvalSet
 from retrain.errors import ConfigProblem
 from retrain.registry.built_in import BUILT_IN
+from retrain.system.files import expanded
 
 _MODE: Path = ("algorithm", "algorithm_mode")
 FOLDER = FilePath(__file__).parents[1] / "presets"
@@ -128,8 +130,8 @@ def _each_entry(found: Iterator[tuple[Path, Any]], data: Mapping[str, Any]) -> I
 def _own_file(document: Document, name: str) -> FilePath | None:
     """Return the path of the user's preset, relative to the file that names it; None after recording an error."""
     place = document.places.get(_MODE)
-    file = (FilePath(place.file).parent if place and place.line else FilePath()) / FilePath(name).expanduser()
-    if file.is_file():
+    file = (FilePath(place.file).parent if place and place.line else FilePath()) / expanded(name)
+    if isfile(file):
         return file
     document.refuse(_MODE, f'there is no file "{file}"', "give the path of a TOML file, relative to this one")
     return None

@@ -27,6 +27,7 @@ from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
 from retrain.registry import Bound
 from retrain.rewards.entry import Entry, unique_names
+from retrain.system.files import expanded
 from retrain.types import BASE_COLUMNS
 
 AUTO = "auto"
@@ -356,7 +357,7 @@ class LoadedConfig:
     @property
     def directory(self) -> FilePath:
         """The run directory."""
-        return FilePath(self.config.logging.dir).expanduser() / (self.config.logging.name or self.name)
+        return expanded(self.config.logging.dir) / (self.config.logging.name or self.name)
 
     @property
     def rewards(self) -> list[Entry]:

@@ -62,6 +62,8 @@ class Model(Section):
     """Run Python code from the model's repository."""
     chat: Literal["auto", "on", "off"] = "auto"
     """Render prompts with the tokenizer's chat template. "auto": if it has one."""
+    chat_params: Params = {}
+    """Variables for the chat template, as in { enable_thinking = false }."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: needs less memory and about a third more time."""
 

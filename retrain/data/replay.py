@@ -14,7 +14,7 @@ from retrain.errors import DataError
 from retrain.functional.seeds import digest_of
 from retrain.protocols import RowSource
 from retrain.registry import Finding, source
-from retrain.system.files import NO_FILE_FIX
+from retrain.system.files import NO_FILE_FIX, expanded
 from retrain.system.model_paths import positions
 from retrain.system.records import BadRow, checked, read_records
 from retrain.types import Metrics, Observer, Rollout, State
@@ -69,7 +69,7 @@ def _informative(rollouts: Iterable[Rollout]) -> dict[int, tuple[Rollout, ...]]:
 
 def _rollout_files(path: str) -> list[Path]:
     """Return the rollout file at a path, or the rollout files of a folder in the order of their steps."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     if place.is_dir():
         return sorted((*place.glob("step-*.jsonl.gz"), *place.glob("step-*.jsonl")))
     return [place] if place.is_file() else []

@@ -38,6 +38,7 @@ class Launch:
         python: path of the workers' interpreter; None for the interpreter of this process.
         in_processes: run episodes in worker processes; if False, in this process without protection.
         threads: number of episodes that a worker steps concurrently.
+        log: file for what the workers print.
     """
 
     hellos: Mapping[str, Hello]
@@ -46,6 +47,7 @@ class Launch:
     python: str | None = None
     in_processes: bool = True
     threads: int = 1
+    log: str = ""
 
     def spec(self) -> WorkerSpec:
         """Return the workers' specification."""
@@ -60,6 +62,7 @@ class Launch:
             variables=self.variables,
             python=self.python,
             at_once=self.threads,
+            log=self.log,
         )
 
 

@@ -8,10 +8,11 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from retrain import Observation, environment
 from retrain.environments.contract import Action, EpisodeGenerator, Limits
@@ -36,8 +37,9 @@ _TYPES: dict[tuple[type, ...], str] = {
 
 _ARGUMENTS = re.compile(r"^Args:\n((?:[ \t]+\S.*\n?|[ \t]*\n)+)", re.MULTILINE)
 _ARGUMENT = re.compile(r"^( +)(\w+)(?: \(.*?\))?:(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
-_JSON, _PYTHON = (re.compile(rf"```{name}\n(.*?)(?:```|$)", re.DOTALL) for name in ("json", "python"))
+_PYTHON = re.compile(r"```python\n(.*?)(?:```|$)", re.DOTALL)
+_DECODER = json.JSONDecoder(strict=False)
+"""Accepts line ends within strings, which models write in code."""
 _FORMS = {
     "hermes": '<tool_call>{"name": ..., "arguments": {...}}</tool_call>',
     "json": 'a ```json block of {"name": ..., "arguments": {...}}',
@@ -209,12 +211,12 @@ def shape(hint: Any) -> dict[str, Any]:
 
 def hermes(text: str) -> list[ToolCall]:
     """Parse `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the syntax of Qwen and most others."""
-    return _calls(_HERMES.findall(text), _of_json)
+    return _calls(_values(text, "<tool_call>", "</tool_call>"), _of_json)
 
 
 def json_block(text: str) -> list[ToolCall]:
     """Parse fenced blocks of JSON, each with one call or a list of calls."""
-    return _calls(_JSON.findall(text), _of_json)
+    return _calls(_values(text, "```json\n", "```"), _of_json)
 
 
 def python_block(text: str) -> list[ToolCall]:
@@ -225,7 +227,23 @@ def python_block(text: str) -> list[ToolCall]:
 PARSERS: dict[str, Callable[[str], Sequence[ToolCall]]] = {"hermes": hermes, "json": json_block, "python": python_block}
 
 
-def _calls(found: Sequence[str], read: Callable[[str], Iterator[ToolCall]]) -> list[ToolCall]:
+def _values(text: str, opening: str, closing: str) -> Iterator[str]:
+    """Yield the text between each opening tag and its closing tag, or the end of the text.
+
+    A closing tag within the JSON value, in a string, does not count.
+    """
+    place = text.find(opening)
+    while place >= 0:
+        start = end = place + len(opening)
+        with suppress(ValueError, RecursionError):  # `_of_json` reports it
+            end = _DECODER.raw_decode(text, start + len(text[start:]) - len(text[start:].lstrip()))[1]
+        closed = text.find(closing, end)
+        end = len(text) if closed < 0 else closed
+        yield text[start:end]
+        place = text.find(opening, end)
+
+
+def _calls(found: Iterable[str], read: Callable[[str], Iterator[ToolCall]]) -> list[ToolCall]:
     """Parse the calls in each text; after a malformed call, skip the rest of its text."""
     calls: list[ToolCall] = []
     for text in found:
@@ -237,16 +255,26 @@ def _calls(found: Sequence[str], read: Callable[[str], Iterator[ToolCall]]) -> l
 
 
 def _of_json(text: str) -> Iterator[ToolCall]:
-    """Yield the calls in a JSON object or a list of objects."""
-    value = json.loads(text)
+    """Yield the calls in a JSON object or a list of objects.
+
+    Llama 3 writes "parameters" instead of "arguments". Arguments may be JSON in a string, as in OpenAI's API.
+    """
+    value = _DECODER.decode(text)
     for call in value if isinstance(value, list) else [value]:
         match call:
-            case {"name": str(name), "arguments": dict(arguments)}:
-                yield name, arguments
-            case {"name": str(name)} if "arguments" not in call:
-                yield name, {}
+            case {"name": str(name), **rest} if isinstance(arguments := _arguments(rest), dict):
+                yield name, cast("dict[str, Any]", arguments)
             case _:
                 yield "", f'{str(call)[:200]} is not a call: write {{"name": ..., "arguments": {{...}}}}'
+
+
+def _arguments(rest: dict[str, Any]) -> Any:
+    """Return the arguments of a call from its keys without the name; None if there are other keys."""
+    given = rest.keys() - {"id", "type"}
+    if len(given) > 1 or not given <= {"arguments", "parameters"}:
+        return None
+    arguments = rest[given.pop()] if given else {}
+    return _DECODER.decode(arguments) if isinstance(arguments, str) else {} if arguments is None else arguments
 
 
 def _of_python(text: str) -> Iterator[ToolCall]:

@@ -7,7 +7,7 @@ r"""Parse numbers in the notations that people and models use.
 
 \frac{1}{2}, \dfrac12 and U+00BD are fractions. 12{,}345, 12\,345, 12'345 and a narrow space (U+202F) separate thousands.
 In a longer text, a space does so as well. Unicode's minus signs and dashes are signs, except for the em dash. Digits are
-ASCII digits.
+the decimal digits of all scripts, also full-width ones.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -26,12 +26,28 @@ _FRAC = re.compile(
 )
 _ROOT, _TIMES, _PI = "\u221a", "\u00d7", "\u03c0"
 _PLAIN = str.maketrans(
-    dict.fromkeys("\u2010\u2011\u2012\u2013\ufe63\uff0d", "-")
+    {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
+    | {"\uff0c": ", ", "\u066b": ".", "\u066c": ","}
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\ufe63\uff0d", "-")
     | dict.fromkeys("\u2044\u2215", "/")
     | dict.fromkeys("\u2217\u2219\u22c6\u2715\u2716\u2a2f", _TIMES)
     | dict.fromkeys("\u00b1\u2213\u221b\u221c\u2260", _ROOT)
 )
-"""Maps dashes and fraction bars of Unicode to ASCII, and signs of one meaning for a number to one of them."""
+"""Maps full-width characters, dashes and fraction bars to ASCII, and signs of one meaning to one of them."""
+_FULL_WIDTH_COMMA = re.compile("(?<=[\uff10-\uff19])\uff0c(?=[\uff10-\uff19])")
+_DIGIT = re.compile(r"[^\D0-9]")
+_MULTIPLE = re.compile(
+    "(?<=[0-9]) ?[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\u70b9\u9ede\ub9cc\uc5b5\ucc9c\ubc31]"
+    "|\u5206[\u4e4b\u306e]|\ubd84\uc758 ?"
+)
+"""Han and Hangul numerals and decimal points that change the number before them, and fractions in words."""
+_UNSPACED = re.compile(
+    "[\u0e01-\u0e3a\u0e40-\u0e4f\u0e81-\u0ecf\u0f40-\u0fbc\u1000-\u103f\u1050-\u108f\u1780-\u17df\u3005-\u3007\u3041-\u318f"
+    "\u31f0-\u31ff\u3400-\u9fff\ua000-\ua4cf\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af]+"
+    "|(?<=[0-9])[\uac00-\ud7a3]+"
+)
+"""Letters of scripts that put no blanks between words (Thai, Lao, Tibetan, Burmese, Khmer, Kana, Han, Yi), and Hangul
+after digits. A line end replaces them, because a blank may separate thousands."""
 _VULGAR = re.compile(r"(\d?)([\u00bc-\u00be\u2150-\u215e])", re.ASCII)
 _THOUSANDS = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'\u2019](?=\d{3}(?!\d))", re.ASCII)
 _COMMANDS = (
@@ -84,15 +100,19 @@ def last_number(text: str) -> str | None:
     """Return the last number of a text as written; None if the last digits of the text are not part of a number.
 
     12:30, 2024-01-05, 10^6, 5-3, 1,2345 and 1.2.3 are not numbers. Names such as H2O or covid-19 are skipped. A unit
-    after a number (12km, 50%) is removed.
+    after a number (12km, 50%) is removed. Scripts without blanks between words separate numbers from words.
     """
     text = _normalized(text)
+    if not text.isascii():
+        text = _UNSPACED.sub("\n", _MULTIPLE.sub(_TIMES, text))
     while (last := max(map(text.rfind, "0123456789"))) >= 0:
         start, end = _token_around(text, last)
         parts = _SPLIT.split(text[start:end])
         while not any(digit in parts[-1] for digit in "0123456789"):
             parts.pop()
         part = parts[-1].rstrip(".,:/^+-\u2212_").lstrip(",:/^%\u00b0")
+        if text[:start][-1:] not in tuple(")}]"):  # __18__ is Markdown, and (x)_5 is a name
+            part = part.lstrip("_")
         if not _NAME.match(part):
             return _number_in(part if len(parts) > 1 else _with_sign(text[:start], part), text[:start])
         text = text[:start] + " ".join(parts[:-1])
@@ -134,7 +154,8 @@ def _token_around(text: str, position: int) -> tuple[int, int]:
 def _normalized(text: str) -> str:
     """Return the text with fractions, signs, powers and thousands in plain notation, and operators without spaces."""
     if not text.isascii():
-        text = _VULGAR.sub(_vulgar, text).translate(_PLAIN)
+        text = _FULL_WIDTH_COMMA.sub(",", _VULGAR.sub(_vulgar, text)).translate(_PLAIN)
+        text = _DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
     if "\\" in text:
         text = _FRAC.sub(_fraction, text)
         for pattern, plain in _COMMANDS:

@@ -20,6 +20,7 @@ from retrain.errors import ComponentError, did_you_mean
 from retrain.registry.built_in import BUILT_IN, TABLES
 from retrain.registry.call import described, own_frames
 from retrain.registry.component import KINDS, MARK, REGISTERED, STRICT, Bound, Component, Contract, check_signature
+from retrain.system.files import expanded
 
 
 @cache
@@ -284,5 +285,5 @@ def _directories(search_paths: Sequence[str | Path]) -> list[Path]:
     return [
         Path.cwd(),
         *([own] if own.is_dir() else ()),
-        *(Path(directory).expanduser().resolve() for directory in search_paths),
+        *(expanded(directory).resolve() for directory in search_paths),
     ]

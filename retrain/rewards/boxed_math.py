@@ -7,16 +7,18 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Literal
 
-from retrain.functional.numbers import read_number
 from retrain.registry import reward
+from retrain.rewards.decoration import decorated_number, undecorated
 from retrain.system.extras import library
 
 _BOX = "\\boxed{"
 _MAX_LENGTH = 500
 """Maximum number of characters of an answer that is parsed; a longer one must be equal as text."""
 
-_AROUND_NUMBER = re.compile(r"\A(?:\\?\$|\s)+|\\(?:text|mathrm)\s*\{[^{}]*\}|(?:\\?[%$]|\s)+\Z")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_MAX_DIGITS = 10_000
+"""Maximum number of digits of rational numbers that are compared exactly."""
 _RELATION = re.compile(r"[=<>≤≥≠≈≡]|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|sim|cong|in|to)(?![a-zA-Z])")
 _BAR = re.compile(r"[/\u2044\u2215]|frac")
 _PROSE = re.compile(
@@ -60,8 +62,8 @@ class BoxedMath:
         value: bool = True,
     ) -> None:
         self.require_box, self._value = require_box, value
-        self._equal, self._symbolic = simple_equal, equivalence == "symbolic"
-        if self._symbolic:
+        self._equal = simple_equal
+        if equivalence == "symbolic":
             self._equal = partial(symbolic_equal, value=value)
             symbolic_equal("x", "y")  # load the grammar now, which only the first call does
 
@@ -75,24 +77,25 @@ class BoxedMath:
             found = completion
         if not found.strip():
             return 0.0
-        boxed = last_box(answer)
-        wanted = boxed if boxed is not None and self._symbolic else answer
-        if self._value and _is_number(wanted) and not (_is_number(found) and _is_simplified(found, wanted)):
+        found, wanted = (undecorated(_stated(text)) for text in (found, answer))
+        if self._value and decorated_number(wanted) is not None and not _is_simplified(found, wanted):
             return 0.0
         return float(self._equal(found, wanted))
 
 
-def _is_number(text: str) -> bool:
-    """Return whether a text is one number, with at most a unit, currency or percent sign."""
+def _stated(text: str) -> str:
+    r"""Return the text after the last ####, or of that the content of the last \boxed{}."""
     text = text.rpartition("####")[2]
     boxed = last_box(text)
-    return read_number(_AROUND_NUMBER.sub("", text if boxed is None else boxed)) is not None
+    return text if boxed is None else boxed
 
 
 def _is_simplified(found: str, wanted: str) -> bool:
-    """Return False for a fraction that is a whole number, such as 12/2, unless the answer is a fraction as well."""
-    number = read_number(_AROUND_NUMBER.sub("", found))
-    return number is None or number.denominator > 1 or not _BAR.search(found) or bool(_BAR.search(wanted))
+    """Return whether `found` is one number, and a fraction such as 12/2 only if the answer is a fraction as well."""
+    number = decorated_number(found)
+    if number is None:
+        return False
+    return number.denominator > 1 or not _BAR.search(found) or bool(_BAR.search(wanted))
 
 
 def last_box(text: str) -> str | None:
@@ -101,10 +104,10 @@ def last_box(text: str) -> str | None:
     if start < 0:
         return None
     depth, start = 1, start + len(_BOX)
-    for end in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0) if text[end - 1] != "\\" else 0
+    for brace in _BRACE.finditer(text, start):  # \\ is a line break, and \{ an escaped brace
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[start:end]
+            return text[start : brace.start()]
     return None
 
 
@@ -130,7 +133,7 @@ def symbolic_equal(found: str, answer: str, value: bool = False) -> bool:
         return words[0] is not None and words[0][1] == words[1][1]
     if _PROSE.search(found) and not _PROSE.search(answer):
         return False
-    numbers = read_number(found), read_number(answer)
+    numbers = decorated_number(found), decorated_number(answer)
     if None not in numbers:  # compared exactly here, because math-verify rounds numbers
         return numbers[0] == numbers[1]
     verifier = library("math_verify", "math")
@@ -139,7 +142,43 @@ def symbolic_equal(found: str, answer: str, value: bool = False) -> bool:
     parsed = [verifier.parse(f"{_BOX}{text}}}", grammar, parsing_timeout=None) for text in (answer, found)]
     if value and any(map(_has_arithmetic, parsed[1])) and not any(map(_has_arithmetic, parsed[0])):
         return False
-    return bool(verifier.verify(parsed[0], parsed[1], timeout_seconds=None))
+    equal = verifier.verify(parsed[0], parsed[1], timeout_seconds=None)
+    return bool(equal) and not any(_differ(*pair) for pair in zip(parsed[0][:1], parsed[1][:1], strict=False))
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two expressions that math-verify calls equal contain different numbers in the same place.
+
+    math-verify rounds to six decimals, so that 10^-30 and 10^-31 are equal. Rational numbers of up to 10^4 digits are
+    compared exactly, other exact numbers with a relative tolerance of 1e-40, and decimals with one of 1e-6.
+    """
+    if getattr(one, "is_number", False) and getattr(other, "is_number", False):
+        return _numbers_differ(one, other)
+    pairs = zip(_parts(one, other), _parts(other, one), strict=False)
+    return any(_differ(left, right) for left, right in pairs)
+
+
+def _parts(node: Any, other: Any) -> list[Any]:
+    """Return what `_differ` compares: elements of a tuple or set, bounds of an interval, the right side of x = 1."""
+    sympy = library("sympy", "math")
+    if isinstance(node, sympy.FiniteSet):
+        return sorted(node.args, key=lambda element: sympy.default_sort_key(element.evalf()))
+    if isinstance(node, sympy.Interval):
+        return [node.start, node.end]
+    if isinstance(node, sympy.core.relational.Relational):
+        return [node.rhs] if type(node) is type(other) and node.lhs == other.lhs else []
+    return list(node.args) if isinstance(node, sympy.Tuple) else []
+
+
+def _numbers_differ(one: Any, other: Any) -> bool:
+    """Compare two expressions without symbols; see `_differ`."""
+    sympy = library("sympy", "math")
+    sizes = [sympy.log(sympy.Abs(number), 10).evalf() for number in (one, other)]
+    if one.is_rational and other.is_rational and all(size.is_finite and abs(size) < _MAX_DIGITS for size in sizes):
+        return one.doit() != other.doit()
+    left, right = one.evalf(60), other.evalf(60)
+    tolerance = sympy.Float("1e-6" if one.has(sympy.Float) or other.has(sympy.Float) else "1e-40", 60)
+    return bool(sympy.Abs(left - right) > tolerance * sympy.Max(sympy.Abs(left), sympy.Abs(right)))
 
 
 def _has_arithmetic(parsed: Any) -> bool:
@@ -180,9 +219,7 @@ def simple_equal(found: str, answer: str) -> bool:
 
 
 def _normal_form(text: str) -> str:
-    text = text.strip().lower().rpartition("####")[2]
-    boxed = last_box(text)
-    text = (text if boxed is None else boxed).replace("$", "").strip()
+    text = _stated(text.strip().lower()).replace("$", "").strip()
     text = re.sub(r"(?<![\w.])\s+|\s+(?![\w.])", "", text)
     if _GROUPED.fullmatch(text):
         text = text.replace(",", "")

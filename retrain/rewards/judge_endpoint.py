@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field
@@ -19,7 +18,7 @@ from retrain.functional.templates import PLACE, as_text, column
 from retrain.registry import Finding
 from retrain.registry.traits import ComponentCheck
 from retrain.rewards.rubric import Item, Rubric, Weighted
-from retrain.system.files import write_text
+from retrain.system.files import expanded, write_text
 from retrain.system.http_client import FAILURES, Calls, HttpError, key_from, key_mistakes
 from retrain.system.masking import masked
 from retrain.system.records import BadRow
@@ -77,9 +76,9 @@ class JudgeEndpoint:
 
     def __post_init__(self) -> None:
         self._rubric = rubric_in(vars(self))
-        self._url = f"{self.base_url.rstrip('/')}/chat/completions"
+        self._url = f"{self.base_url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
         self._gap_s, self._next = 60.0 / self.per_minute if self.per_minute else 0.0, 0.0
-        self._folder = Path(self.cache).expanduser() if self.cache else None
+        self._folder = expanded(self.cache) if self.cache else None
         self._known: dict[str, asyncio.Future[Any]] = {}
         self._calls = Calls(_CALL_S, _MAX_BYTES, key_from(self.api_key_env))
 

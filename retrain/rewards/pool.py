@@ -16,6 +16,7 @@ from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
 from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
 from retrain.system import event_loop
+from retrain.system.files import expanded
 from retrain.system.sandbox import missing
 from retrain.system.worker_pool import CallLost, WorkerPool
 from retrain.system.worker_process import Containment, WorkerSpec
@@ -38,7 +39,7 @@ class RewardPool:
     """Pool of worker processes that scores completions with a weighted sum of rewards.
 
     Every call has a time limit. A worker runs in a sandbox (`retrain.system.sandbox`) with a memory
-    limit, few environment variables and no output. It ends with the process that created the pool.
+    limit and few environment variables. It ends with the process that created the pool.
     Loading the rewards does not count towards the time limit of the first call. The remaining calls
     of a killed worker go to another worker.
 
@@ -56,6 +57,7 @@ class RewardPool:
             parameters `*_env` of the rewards.
         readable: paths that workers can read although the sandbox hides their directory.
         search_paths: directories that are searched for modules, after the current directory.
+        log: file for what the workers print; "" discards it.
         ranks: process group. Rank 0 computes the scores and broadcasts them, because a time limit may
             give each rank other scores.
 
@@ -77,6 +79,7 @@ class RewardPool:
         env: Sequence[str] = (),
         readable: Sequence[str] = (),
         search_paths: Sequence[str | Path] = (),
+        log: str = "",
         ranks: Ranks = ALONE,
     ) -> None:
         entries = [Entry(*one) for one in rewards]
@@ -100,11 +103,11 @@ class RewardPool:
         for (seconds, outside, is_async), numbers in shared.items():
             some = [entries[number].bound for number in numbers]
             targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
-            shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_module_folders(some)))
+            shown = tuple(str(expanded(path)) for path in (*readable, *paths, *_module_folders(some)))
             containment = Containment(memory_mb, self._sandboxed and not outside, shown)
             size = min(workers, 1) if is_async else workers  # a judge limits its request rate within one event loop
             settings = Settings(targets, paths, seconds, is_async)
-            group = _RewardWorkers(settings, containment, [*env, *_variables(some)], size)
+            group = _RewardWorkers(settings, containment, [*env, *_variables(some)], size, log)
             self._worker_groups.append((numbers, group))
         self._ranks = ranks
         self._score_all([])  # load all rewards now, so that errors appear before the first step
@@ -237,9 +240,10 @@ class _RewardWorkers:
         containment: restrictions of the workers.
         env: names of environment variables that the workers get in addition to the default ones.
         size: number of workers; 0 calls the rewards in the calling thread, without protection.
+        log: file for what the workers print.
     """
 
-    def __init__(self, settings: Settings, containment: Containment, env: Sequence[str], size: int) -> None:
+    def __init__(self, settings: Settings, containment: Containment, env: Sequence[str], size: int, log: str) -> None:
         self._settings = settings
         spec = WorkerSpec(
             what="a reward",
@@ -249,6 +253,7 @@ class _RewardWorkers:
             seconds=settings.timeout_s + (_GRACE_S if settings.is_async else 0.0),
             variables=env,
             hint=f" ({_LOOSEN})" if containment.sandboxed else "",
+            log=log,
         )
         self._workers = WorkerPool(spec, size) if size else None
         self._local = [] if size else [load(*reward, settings) for reward in settings.rewards]

@@ -118,7 +118,8 @@ def form_of(component: Component) -> Form:
     is_open = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     # A coroutine function may be wrapped in functools.partial or a closure.
     is_async = inspect.iscoroutinefunction(inspect.unwrap(called))
-    if "completions" in names or ("completion_ids" in names and "completion" not in names):
+    # TRL gives every reward prompts and completions, so one that reads neither must accept **kwargs.
+    if "completions" in names or ("completion_ids" in names and "completion" not in names and is_open):
         name, reads = "trl", ("completion", "answer", "problem")
         reads += ("completion_ids",) if "completion_ids" in names else ()
     elif "solution_str" in names or "solution_strs" in names:

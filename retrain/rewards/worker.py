@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple, cast
@@ -181,9 +182,10 @@ def _to_result(name: str, value: Any) -> RewardResult:
 
 
 def _number(value: Any) -> float | None:
-    """Convert a number that can be a reward to a float; return None for another value."""
-    with suppress(OverflowError):
-        if isinstance(value, Real) and is_reward(number := float(value)):
+    """Convert a number, or an array or tensor of one element, to a float; return None if it cannot be a reward."""
+    with suppress(OverflowError, TypeError, ValueError, RuntimeError):
+        number = value if isinstance(value, Real | Decimal) else value.item() if hasattr(value, "item") else None
+        if isinstance(number, Real | Decimal) and is_reward(number := float(number)):
             return number
     return None
 

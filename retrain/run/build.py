@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -73,10 +74,10 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
     max_tokens, columns = config.training.max_tokens, tuple(reward_columns(loaded.components.all("reward")))
     context = RunContext(
         **vars(sampling),
-        pool=reward_pool(loaded, ranks),
+        pool=reward_pool(loaded, ranks, directory.path),
         layout=Layout(model.pad_id, sampling.policy.device, max_tokens, config.rollout.mask_truncated, columns),
         prompts=loaded.division[0],
-        env_pool=build_env_pool(loaded, model, ranks),
+        env_pool=build_env_pool(loaded, model, ranks, directory.path),
         row_sources=_row_sources(loaded, sampling),
         trackers=_trackers(
             () if ranks.rank else components.all("tracker"), sampling.resources, observe, config.logging.metric_names
@@ -92,7 +93,11 @@ def _measured(context: RunContext, one: LoadedConfig, loaded: LoadedConfig, task
 
     It shares the reward pool of training unless the set configures rewards of its own.
     """
-    pool = context.pool if one.config.rewards == loaded.config.rewards else reward_pool(one, context.ranks)
+    pool = (
+        context.pool
+        if one.config.rewards == loaded.config.rewards
+        else reward_pool(one, context.ranks, context.directory.path)
+    )
     return replace(context, config=one.config, task=task, pool=pool)
 
 
@@ -257,10 +262,12 @@ def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Rank
     return cpu_threads(size, at_once * int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)))
 
 
-def build_env_pool(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) -> EnvPool | None:
+def build_env_pool(
+    loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE, directory: Path | None = None
+) -> EnvPool | None:
     """Return the pool of environment processes, or None without an environment.
 
-    Only rank 0 starts the processes.
+    Only rank 0 starts the processes. What they print is in `environment.log` of the run directory, if there is one.
     """
     config = loaded.config
     if not labels(config):
@@ -269,7 +276,7 @@ def build_env_pool(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) ->
     from retrain.environments.env_pool import EnvPool
 
     size, most = max(1, config.environment.workers), config.reward_pool.max_failed
-    start = launch(config, loaded.components)
+    start = replace(launch(config, loaded.components), log=str(directory / "environment.log") if directory else "")
     pool = EnvPool(start, size, context=positions(model.model), max_failed=most)
     ranks.only_on_rank0(pool.start)
     return pool
@@ -292,7 +299,7 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32", *, empty: bool
         problems=map(teacher.problem, range(_VOCABULARY_PROBLEMS)),
         empty=empty,
     )
-    return replace(made, mode=model.chat), teacher
+    return replace(made, mode=model.chat, chat_params=model.chat_params), teacher
 
 
 def _policy_settings(config: Config, device: torch.device, model: Loaded, ranks: Ranks) -> PolicySettings:
@@ -342,7 +349,11 @@ def _sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> Sampl
     return build_sampler(engine, resources, ranks)
 
 
-def reward_pool(loaded: LoadedConfig, ranks: Ranks = ALONE) -> RewardPool:
-    """Return the pool of worker processes that score completions."""
+def reward_pool(loaded: LoadedConfig, ranks: Ranks = ALONE, directory: Path | None = None) -> RewardPool:
+    """Return the pool of worker processes that score completions.
+
+    What they print is in `rewards.log` of the run directory, if there is one.
+    """
     settings, paths = loaded.config.reward_pool.model_dump(), loaded.config.plugins.search_paths
-    return RewardPool(loaded.rewards, search_paths=paths, ranks=ranks.rollouts, **settings)
+    log = str(directory / "rewards.log") if directory else ""
+    return RewardPool(loaded.rewards, search_paths=paths, log=log, ranks=ranks.rollouts, **settings)

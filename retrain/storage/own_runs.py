@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from retrain.system.files import read_plain, write_text
+from retrain.system.files import expanded, read_plain, write_text
 
 CONFIG, SIGNATURE = "config.resolved.json", "signature.json"
 _KEY_BYTES = 32
@@ -56,7 +56,7 @@ def _key(create: bool = False) -> bytes:
         create: create the key if it does not exist.
     """
     with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home directory
-        folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "retrain"
+        folder = expanded(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "retrain"
         file = folder / "signing-key"
         if create and not file.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -54,6 +54,8 @@ _FILES = (
     "eval.jsonl",
     "report.html",
     "samples.html",
+    "rewards.log",
+    "environment.log",
     "run_id",
 )
 _FOLDERS = ("rollouts", "eval", "checkpoints", "best", "model")

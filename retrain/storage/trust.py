@@ -17,6 +17,7 @@ from retrain.config.resolve import Slot, slots
 from retrain.config.schema import Config
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.registry import Component, is_dotted
+from retrain.system.files import expanded
 
 _PRIVILEGED_VALUES: dict[Path, tuple[Callable[[Any], bool], str]] = {
     ("model", "trust_remote_code"): (bool, "runs Python files that come with the model"),
@@ -147,7 +148,7 @@ def _parameter_privileges(
 
 def _import_of(path: Path, name: str, search_paths: Sequence[str]) -> Privilege:
     module = name.replace(":", ".").rpartition(".")[0]
-    spec = _find_spec(module, [str(FilePath.cwd()), *(str(FilePath(one).expanduser()) for one in search_paths)])
+    spec = _find_spec(module, [str(FilePath.cwd()), *(str(expanded(one)) for one in search_paths)])
     where = f"from {spec.origin}" if spec is not None and spec.origin else "which is not found here"
     return Privilege(path, f'"{name}"', f"imports the module {module or name}, {where}")
 

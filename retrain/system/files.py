@@ -134,8 +134,14 @@ def sync(path: Path, deep: bool = True) -> None:
         os.close(descriptor)
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with `~` replaced by the home directory; unchanged if there is no such user."""
+    return Path(os.path.expanduser(path))
+
+
 def no_file(path: str) -> str:
     """Return the reason why a file cannot be read; "" if it is readable and not empty."""
+    path = os.path.expanduser(path)
     if not os.path.isfile(path):
         return f'there is no file "{path}"'
     if os.path.getsize(path) == 0:
@@ -234,7 +240,7 @@ def read_plain(path: Path, max_size: int = _MAX_SIZE) -> bytes:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 hash of a file's content, in hex."""
-    with path.open("rb") as file:
+    with expanded(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

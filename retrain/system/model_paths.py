@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import StorageError
-from retrain.system.files import SUMS
+from retrain.system.files import SUMS, expanded
 from retrain.system.records import read_json
 
 RANDOM_MODEL = "builtin:tiny"
@@ -75,7 +75,7 @@ PACKAGED = {SMOLLM2.name: SMOLLM2}
 
 def cache_root() -> Path:
     """Return the cache directory: `$RETRAIN_CACHE`, by default `~/.cache/retrain`."""
-    return Path(os.environ.get("RETRAIN_CACHE") or "~/.cache/retrain").expanduser()
+    return expanded(os.environ.get("RETRAIN_CACHE") or "~/.cache/retrain")
 
 
 def packaged(path: str) -> PackagedModel | None:

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from retrain.errors import DataError, StorageError
 from retrain.system.extras import library
-from retrain.system.files import read_plain
+from retrain.system.files import expanded, read_plain
 
 T = TypeVar("T")
 Rows = Iterable[tuple[str, Any]]
@@ -141,7 +141,7 @@ def jsonl_rows(path: str | Path, finite: bool = True) -> Rows:
     """
     opened: Any = gzip.open if str(path).endswith(".gz") else open
     try:
-        with opened(path, "rb") as file:
+        with opened(expanded(path), "rb") as file:
             number = 0
             while line := file.readline(_MAX_LINE + 1):
                 number += 1
@@ -185,7 +185,7 @@ def parquet_rows(path: str | Path) -> Rows:
     arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
     number = 0
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(expanded(path)) as file:
             for batch in file.iter_batches(batch_size=1024):
                 for row in _batch_rows(batch):
                     number += 1

@@ -21,13 +21,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from retrain.system import sandbox
 from retrain.system.process import end, follower
 
 _PR_SET_DUMPABLE = 4
+_MAX_LOG = 1_000_000
 _ALLOWED_VARIABLES = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 
@@ -63,6 +65,7 @@ class WorkerSpec:
             this interpreter.
         at_once: number of calls that the worker handles concurrently, each in a thread.
         hint: text appended to the error if the worker raises while it loads what it needs.
+        log: file to which the worker appends what it prints; "" discards it. The file has at most 1 MB.
     """
 
     what: str
@@ -74,6 +77,7 @@ class WorkerSpec:
     python: str | None = None
     at_once: int = 1
     hint: str = ""
+    log: str = ""
 
 
 class WorkerProcess:
@@ -86,8 +90,8 @@ class WorkerProcess:
         # In a new session, so that `end` kills the whole process group and Ctrl-C reaches only the parent.
         environment = _environment(set(spec.variables), own_path=spec.python is None)
         options: dict[str, Any] = {"env": environment, "start_new_session": True}
-        options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        with worker_end:
+        with worker_end, open(spec.log or os.devnull, "a+b") as printed:
+            options |= {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
             self.process = subprocess.Popen[bytes](command, pass_fds=[worker_end.fileno()], **options)
 
     def kill(self) -> None:
@@ -128,6 +132,7 @@ def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> No
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     follower(os.getppid(), signal.SIGKILL)()
+    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)  # a crash loses no line of the log
     pipe = socket.socket(fileno=int(sys.argv[1]))
     pipe.set_inheritable(False)  # programs that the worker starts must not write to the pipe
     calls = pipe.makefile("rb")
@@ -154,11 +159,21 @@ def _sender(pipe: socket.socket) -> Callable[[int, Any], None]:
     def send(number: int, answer: Any) -> None:
         if os.getpid() != worker:
             os._exit(0)  # the code of the user has forked the worker; only the original answers
+        _shorten_log()
         line = json.dumps([number, answer]).encode() + b"\n"
         with lock:
             pipe.sendall(line)
 
     return send
+
+
+def _shorten_log() -> None:
+    """Keep the last half of a log that exceeds `_MAX_LOG` bytes."""
+    with suppress(OSError):  # the code of the user may have closed its output
+        if (size := os.fstat(1).st_size) > _MAX_LOG:
+            last = os.pread(1, _MAX_LOG // 2, size - _MAX_LOG // 2)
+            os.ftruncate(1, 0)
+            os.write(1, last)
 
 
 def _call_handler(function: Callable[[Any], Any], send: Callable[[int, Any], None]) -> Callable[[int, Any], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -42,11 +42,13 @@ class Chat:
         tokenizer: the model's transformers tokenizer.
         end_id: id of the token that ends an answer.
         mode: "auto" uses the chat template if the tokenizer has one, "on" requires one, "off" ignores it.
+        params: variables for the chat template, such as `enable_thinking`.
     """
 
     tokenizer: Any
     end_id: int
     mode: TemplateMode = "auto"
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def prompt(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> TokenizedPrompt:
         """Render a prompt, ready for an answer to follow.
@@ -68,7 +70,10 @@ class Chat:
                 )
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
             # A few tokenizers append an end-of-sequence token to every text, but the completion follows the prompt.
-            return TokenizedPrompt(prompt, tuple(ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids))
+            ids = ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
+            # The text may begin with the token that the tokenizer puts in front of it.
+            start = int(len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id)
+            return TokenizedPrompt(prompt, tuple(ids[start:]))
         text = self.render(_messages(prompt), add_generation_prompt=True, tools=tools)
         return TokenizedPrompt(text.replace(SEPARATOR, ""), tuple(self.encode(text)))
 
@@ -86,8 +91,12 @@ class Chat:
         return self._special.sub(rf"\1{SEPARATOR}", text.replace(SEPARATOR, "\ufffd")) if self.templated else text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        """Return the text of token ids, without the tokens that begin, end and pad texts and turns.
+
+        Other special tokens, such as a `<think>` of the tokenizer, are part of the text, so that a reward can read
+        them.
+        """
+        return str(self.tokenizer.decode([token for token in ids if token not in self._markers]))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Text of each token, special tokens included; a character of several tokens belongs to the last of them."""
@@ -181,7 +190,7 @@ class Chat:
             DataError: the template refuses the messages; some refuse a system message, or two turns of one role.
         """
         try:
-            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **self.params, **options))
         except Exception as error:  # a template may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise DataError(f"the chat template does not render messages of {roles}: {error}") from error
@@ -189,6 +198,17 @@ class Chat:
     @cached_property
     def _text(self) -> TokenText:
         return TokenText(self.tokenizer, special=True)
+
+    @cached_property
+    def _markers(self) -> frozenset[int | None]:
+        """Special tokens that carry no text: begin, end, padding, and those that the template puts around a message."""
+        ids = {getattr(self.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")} | {self.end_id}
+        if self.templated:
+            # An answer with a question behind it: many templates write an empty <think> in front of the last answer.
+            turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+            written = set(self.encode(self.render(turns)))
+            ids |= {token for token, text in self.tokenizer.added_tokens_decoder.items() if text.special} & written
+        return frozenset(ids)
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

@@ -146,5 +146,5 @@ def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings
         "weights": fingerprint(distinct(loaded.model.state_dict())),
         "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
         "problems": content_key({"texts": texts}),
-        "settings": asdict(replace(settings, cache=True)) | {"chat": loaded.mode},
+        "settings": asdict(replace(settings, cache=True)) | {"chat": loaded.mode} | dict(loaded.chat_params),
     }

@@ -123,6 +123,13 @@ def test_a_file_extends_another_and_every_value_keeps_its_place(tmp_path):
     [
         ({"run": "extends = 3"}, r"run\.toml:1:1: extends: must be the path of a TOML file"),
         ({"run": 'extends = "no.toml"'}, r"run\.toml:1:1: extends: there is no file"),
+        ({"run": 'extends = "~nosuchuser/no.toml"'}, r"run\.toml:1:1: extends: there is no file"),
+        ({"run": f'extends = "{"a" * 300}.toml"'}, r"run\.toml:1:1: extends: there is no file"),
+        ({"run": 'extends = "a\\u0000.toml"'}, r"run\.toml:1:1: extends: there is no file"),
+        (
+            {"run": 'extends = "f0.toml"', **{f"f{i}": f'extends = "f{i + 1}.toml"' for i in range(1200)}},
+            r"f99\.toml:1:1: extends: more than 100 files extend each other; merge some of them",
+        ),
         ({"run": 'extends = "run.toml"'}, r'run\.toml:1:1: extends: "run\.toml" extends this file in turn'),
         ({"run": 'extends = "a.toml"', "a": '\nextends = "run.toml"'}, r"a\.toml:2:1: extends: .* in turn"),
         ({"run": 'extends = "a.toml"', "a": "[training"}, r"a\.toml:1:10: file: not valid TOML"),

@@ -133,7 +133,10 @@ def test_tools_are_called_and_mistakes_are_observations(parser):
     [
         ("hermes", "<tool_call>" + "[" * 100_000),
         ("hermes", "<tool_call>" + '{"a":' * 2000),
-        ("hermes", '<tool_call>{"name": "area", "arguments": "{}"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "area", "arguments": "[]"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "area", "args": {"width": 3}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "area", "arguments": {}, "input": {"width": 3}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "area"} and more</tool_call>'),
         ("json", '```json\n["area"]\n```'),
         ("python", "```python\narea(width={[]: 1})\n```"),
         ("python", "```python\narea(width={{}})\n```"),
@@ -149,6 +152,29 @@ def test_no_text_of_a_model_breaks_an_episode(parser, text):
     assert answer.text.startswith("error: ")
     assert "not a call" in answer.text
     assert answer.metrics == {"tool_calls": 1, "tool_errors": 1}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "area", "parameters": {"width": 3, "height": 2.5}}',
+        '{"name": "area", "arguments": "{\\"width\\": 3, \\"height\\": 2.5}"}',
+        '{"id": "1", "type": "function", "name": "area", "arguments": {"width": 3, "height": 2.5}}',
+    ],
+)
+def test_other_forms_of_a_call(call):
+    for text in (f"<tool_call>{call}</tool_call>", f"<tool_call>\n{call}", f"```json\n{call}\n```"):
+        parser = "json" if text.startswith("`") else "hermes"
+        assert PARSERS[parser](text) == [("area", {"width": 3, "height": 2.5})]
+
+
+@pytest.mark.parametrize(
+    ("parser", "opening", "closing"), [("hermes", "<tool_call>", "</tool_call>"), ("json", "```json\n", "```")]
+)
+def test_a_string_may_hold_line_ends_and_the_closing_tag(parser, opening, closing):
+    call = f'{{"name": "run", "arguments": {{"code": "print(1)\n# {closing}"}}}}'
+    text = f"{opening}{call}{closing} then {opening}{call}{closing}"
+    assert PARSERS[parser](text) == [("run", {"code": f"print(1)\n# {closing}"})] * 2
 
 
 def test_a_list_of_calls():

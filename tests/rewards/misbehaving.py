@@ -1,6 +1,7 @@
 """Rewards that go wrong in every way the pool has to survive. Imported by its workers."""
 
 import ctypes
+import importlib
 import mmap
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 
 import retrain
@@ -96,6 +98,15 @@ def _map_a_library():
     return 1.0
 
 
+def _print_and_die():
+    print("a last line")
+    os._exit(1)
+
+
+def _tensor():
+    return importlib.import_module("torch").tensor([0.25])
+
+
 def _print_much():
     for _ in range(100):
         print("x" * 1_000_000)
@@ -177,6 +188,13 @@ ACTIONS = {
     "raise": lambda: 1 / 0,
     "recursion": lambda: ACTIONS["recursion"](),
     "print": _print_much,
+    "print a line": lambda: print("a line") or 1.0,
+    "die after a line": _print_and_die,
+    "np bool": lambda: importlib.import_module("numpy").bool_(True),
+    "np array": lambda: importlib.import_module("numpy").array(0.5),
+    "np pair": lambda: importlib.import_module("numpy").array([0.5, 0.5]),
+    "tensor": _tensor,
+    "decimal": lambda: Decimal("0.75"),
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT) or 1.0,
     "grandchild": _grandchild,
     "list": lambda: [1.0, 2.0],

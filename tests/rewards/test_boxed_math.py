@@ -10,6 +10,7 @@ import pytest
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry import find
 from retrain.rewards.boxed_math import BoxedMath, last_box, simple_equal
+from retrain.rewards.decoration import undecorated
 from retrain.rewards.pool import RewardPool
 
 RIGHT = [
@@ -31,6 +32,12 @@ RIGHT = [
     (r"\boxed{\frac{2\sqrt{3}}{3}}", r"\frac{2}{\sqrt{3}}"),
     (r"\boxed{3-5i}", "-5i+3"),
     (r"\boxed{\text{east}}", "east"),
+    (r"\boxed{18}", r"\$18"),
+    (r"\boxed{$2\sqrt{2}$}", r"\sqrt{8}"),
+    (r"\boxed{\textcolor{red}{18}}", "18"),
+    (r"\boxed{\frac{\mathbf{1}}{\mathbf{2}}}", "0.5"),
+    (r"\boxed{10^{-30}}", r"\frac{1}{10^{30}}"),
+    (r"\boxed{\frac{\sqrt2}{10^{9}}}", r"\sqrt{2}\cdot 10^{-9}"),
 ]
 WRONG = [
     ("5", "5"),
@@ -77,6 +84,10 @@ WRONG = [
     (r"\boxed{0.5000001}", "0.5"),
     (r"\boxed{12345678901234567891}", "12345678901234567890"),
     (r"\boxed{50}", r"50\%"),
+    (r"\boxed{\{10^{-30},2\}}", r"\{10^{-31},2\}"),
+    (r"\boxed{x=10^{-30}}", "x=10^{-31}"),
+    (r"\boxed{0.000000001}", "0.000000002"),
+    (r"\boxed{\sqrt{2}+10^{-8}}", r"\sqrt{2}"),
     (r"\boxed{" + "1+" * 400 + "1}", "401"),
 ]
 
@@ -161,6 +172,7 @@ def test_simple_reward_with_and_without_a_box():
         (r"\boxed{\{1\}}", r"\{1\}"),
         (r"\boxed{1} \boxed{2", None),
         (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed{a\\{b}c}", r"a\\{b}c"),
         ("none", None),
     ],
 )
@@ -175,6 +187,12 @@ def test_hostile_powers_are_killed():
         scores = pool.score([{"completion": text, "answer": "5"} for text in hostile])
     assert {score.status for score in scores} <= {"timeout", "ok", "error"}
     assert {score.value for score in scores} <= {None, 0.0}
+
+
+@pytest.mark.parametrize("repeated", ["abc ", "km/", "$", r"\text{a}", r"\frac", r"^\circ", "((", " ", r"\text{1"])
+def test_decoration_is_stripped_in_time(repeated):
+    """The regular expressions have no exponential case: each would take longer than the universe."""
+    assert undecorated(("1 " + repeated * 250)[:249] + "!") is not None
 
 
 @pytest.mark.parametrize("name", ["exact", "number", "boxed_math", "format", "overlong"])

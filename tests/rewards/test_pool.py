@@ -108,6 +108,16 @@ def test_printing_ctrl_c_and_booleans_are_harmless(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_what_a_reward_prints_is_in_a_log_of_limited_size(tmp_path, sandbox):
+    log = tmp_path / "rewards.log"
+    with pool(bound("by_text"), log=str(log), sandbox=sandbox) as scorer:
+        scorer.score(items("print", "print"))
+        assert log.stat().st_size < 2 * 1_000_000
+        scorer.score(items("print a line", "die after a line"))
+    assert log.read_text().endswith("a line\na last line\n")
+
+
 @pytest.mark.slow
 def test_a_hang_is_killed_and_costs_its_own_item_only():
     completions = ["right", "hang", "wrong", "power", "freeze", "right"]
@@ -189,6 +199,14 @@ def test_workers_see_the_environment_that_is_allowed(monkeypatch):
         monkeypatch.setenv(name, "canary")
     with pool(bound("environment"), env=["ASKED_FOR"]) as scorer:
         assert [s.value for s in scorer.score(items(*names, answer="canary"))] == [0, 0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_element_of_any_library_is_a_number(workers):
+    values = {"np bool": 1.0, "np array": 0.5, "decimal": 0.75, "right": 1.0, "np pair": None}
+    values |= {} if workers else {"tensor": 0.25}  # a worker imports torch for a second
+    with pool(bound("by_text"), workers=workers) as scorer:
+        assert [score.value for score in scorer.score(items(*values))] == list(values.values())
 
 
 def test_weighted_sum_parts_and_correctness():

@@ -51,6 +51,13 @@ def test_a_reward_written_for_another_trainer_runs_unchanged(name, items, values
         assert [score.value for score in scorer.score(items)] == values
 
 
+def test_token_ids_alone_are_those_of_one_completion():
+    """TRL's form needs **kwargs, because TRL passes prompts and completions to every reward."""
+    with pool("ids_alone.score") as scorer:
+        assert [score.value for score in scorer.score([item("a"), item("b")])] == [3.0, 3.0]
+    assert form_of(find("reward", "trl_rewards.by_ids", [HERE])).name == "trl"
+
+
 def test_none_leaves_a_completion_to_the_other_rewards():
     items = [item("2+2?", task="math"), item("2+2?", task="code")]
     with pool("trl_rewards.math_reward_func", "trl_rewards.reward_len") as scorer:

@@ -1,8 +1,11 @@
 """Prompts as a model sees them, and worked answers exactly as sampling them would have given."""
 
+from dataclasses import replace
+
 import pytest
 
 from retrain.errors import DataError
+from retrain.rewards.text import format_matches
 from retrain.training.chat import Chat, plain_text
 from retrain.types import Problem
 from tests.make_checkpoint import make_tokenizer
@@ -95,6 +98,25 @@ def test_plain_prompt_is_tokenized_as_it_is():
     assert chat.decode(prompt.ids) == prompt.text
 
 
+def test_a_text_that_begins_with_the_first_token_has_it_once():
+    from tokenizers.processors import TemplateProcessing
+
+    chat = loaded(chat=False)
+    chat.tokenizer.bos_token = "<|user|>"
+    chat.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A", special_tokens=[("<|user|>", 3)]
+    )
+    assert chat.prompt("<|user|>hi").ids == chat.prompt("hi").ids
+
+
+def test_variables_reach_the_template_in_every_rendering():
+    chat = replace(loaded(), params={"enable_thinking": False})
+    end = "{% if add_generation_prompt %}:{{ enable_thinking }}{% endif %}"
+    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}" + end
+    assert chat.prompt("1+2?").text == "1+2?:False"
+    assert chat.conversation(Problem("f:1", [USER], "", "six")).prompt_ids == tuple(chat.prompt([USER]).ids)
+
+
 def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
     from tokenizers.processors import TemplateProcessing
 
@@ -104,6 +126,18 @@ def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
     )
     assert chat.tokenizer("hi")["input_ids"][-1] == 1
     assert list(chat.prompt("hi").ids) == chat.tokenizer("hi")["input_ids"][:-1]
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_special_tokens_that_are_text_can_be_read_by_a_reward(mode):
+    chat = loaded(mode=mode)
+    chat.tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    ids = chat.encode("<think>so</think>7<|end|>")
+    assert len(ids) == 6
+    assert chat.decode(ids).removesuffix("<|end|>" if mode == "off" else "") == "<think>so</think>7"
+    assert format_matches(chat.decode(ids), pattern="^<think>.*</think>") == 1
+    if mode == "auto":
+        assert chat.decode(chat.prompt("1+2?").ids) == "1+2?"
 
 
 def test_chat_template_renders_text_and_messages():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from retrain.errors import ComponentError, install
 from retrain.registry import Finding
 from retrain.system.extras import library
+from retrain.system.files import expanded
 from retrain.system.model_paths import is_hub_name
 
 EXTRA = "grams"
@@ -45,7 +45,7 @@ def check_embedder(name: str | None) -> Iterator[Finding]:
 
 def _may_exist(name: str) -> bool:
     """Return True if a name is a directory or may be a model on the hub."""
-    return Path(name).expanduser().is_dir() or ("/" in name and is_hub_name(name))
+    return expanded(name).is_dir() or ("/" in name and is_hub_name(name))
 
 
 def cosines(left: Any, right: Any) -> Any:
@@ -66,7 +66,7 @@ def _sentence_transformer(name: str) -> Embedder:
     if not _may_exist(name):
         raise ComponentError(f'there is no directory "{name}"', _ADVICE)
     transformers: Any = library("sentence_transformers", EXTRA)
-    place = Path(name).expanduser()
+    place = expanded(name)
     is_local = place.is_dir()
     try:
         model = transformers.SentenceTransformer(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from retrain.errors import ComponentError
+from retrain.system.files import expanded
 
 STRATEGIC_GRAMS: tuple[str, ...] = (
     "wait let me",
@@ -134,7 +134,7 @@ def _from_text(text: str) -> Any:
 
 def _from_file(path: str) -> Any:
     try:
-        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = json.loads(expanded(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ComponentError(f"strategic_grams_path {path}: {error.strerror}", "name a JSON file") from error
     except ValueError as error:

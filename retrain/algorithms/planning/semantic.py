@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from retrain.algorithms.planning.embedding import cosines, embedder
 from retrain.algorithms.planning.phrases import Word, phrases
+from retrain.system.files import expanded
 
 EXECUTION_PHRASES: tuple[str, ...] = (
     "so the answer is",
@@ -47,7 +47,7 @@ Judgment = tuple[float, str]
 
 def read_execution(path: str | None) -> tuple[str, ...]:
     """Return the examples of execution that `retrain grams extract` stored, or EXECUTION_PHRASES."""
-    content: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8")) if path else None
+    content: Any = json.loads(expanded(path).read_text(encoding="utf-8")) if path else None
     match content:
         case {"metadata": {"execution_grams": [str(), *_] as found}}:
             return tuple(map(str, found))

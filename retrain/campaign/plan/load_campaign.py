@@ -27,6 +27,7 @@ from retrain.config.resolve import LoadedConfig, Slot
 from retrain.config.rules.unread_keys import judged
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 from retrain.registry import Bound
+from retrain.system.files import expanded
 
 _LEAST_STARTS = 6
 """Smallest number of independent differences for which a permutation test can give p <= .05."""
@@ -63,7 +64,7 @@ class LoadedCampaign:
     @property
     def directory(self) -> Path:
         """Directory of the campaign's files."""
-        return Path(self.configs[0].config.logging.dir).expanduser() / self.name
+        return expanded(self.configs[0].config.logging.dir) / self.name
 
     @property
     def baseline(self) -> str:

@@ -13,6 +13,7 @@ from retrain.config.schema import LORA_DEFAULTS, Config
 from retrain.config.sections.heldout import Eval
 from retrain.errors import did_you_mean, install
 from retrain.registry import Finding
+from retrain.system.files import expanded
 from retrain.system.model_paths import RANDOM_MODEL, problem_with, stored_config, stored_dtype
 from retrain.system.sandbox import missing
 
@@ -269,6 +270,6 @@ def replaced(config: Config, resolved: Resolved) -> Iterator[Finding]:
 def search_paths(config: Config) -> Iterator[Finding]:
     """Require that plug-in directories exist; called before anything is imported from them."""
     for index, place in enumerate(config.plugins.search_paths):
-        if not Path(place).expanduser().is_dir():
+        if not expanded(place).is_dir():
             problem, fix = f'there is no directory "{place}"', "create it, or remove it here"
             yield Finding(("plugins", "search_paths", index), problem, fix)

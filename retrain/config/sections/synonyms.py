@@ -168,6 +168,8 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("metric_for_best_model", "load_best_model_at_end"), _fixed('[checkpoint] best = "eval/accuracy"')),
     **dict.fromkeys(("eval_steps", "test_freq"), _key("[eval] every")),
     **dict.fromkeys(("model_name_or_path", "pretrain", "model_name"), _key("[model] path")),
+    "enable_thinking": lambda value: f"[model] chat_params = {{ enable_thinking = {_toml(value)} }}",
+    **dict.fromkeys(("chat_template_kwargs", "chat_template_args"), _fixed("[model] chat_params = { KEY = VALUE }")),
     **dict.fromkeys(("lora_r", "lora_rank", "rank"), _key("[model.lora] r")),
     "lora_alpha": _key("[model.lora] alpha"),
     "lora_target_modules": _key("[model.lora] target_modules"),

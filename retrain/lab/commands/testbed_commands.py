@@ -9,7 +9,7 @@ import typer
 
 from retrain.cli.arguments import File
 from retrain.cli.campaign_commands import run_reported
-from retrain.system.files import writing
+from retrain.system.files import expanded, writing
 from retrain.system.terminal import say
 
 
@@ -55,7 +55,7 @@ def judge(  # noqa: PLR0913 - the options of the command
         claim=claim,
         controls=controls,
     )
-    written = Path(load(file).config.logging.dir).expanduser() / f"testbed-{file.stem}.toml"
+    written = expanded(load(file).config.logging.dir) / f"testbed-{file.stem}.toml"
     with writing(written):
         written.parent.mkdir(parents=True, exist_ok=True)
         write_text(written, text)

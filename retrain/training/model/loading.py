@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, StorageError
 from retrain.functional.seeds import digest_of
-from retrain.system.files import check_sums, writing
+from retrain.system.files import check_sums, expanded, writing
 from retrain.system.model_paths import RANDOM_MODEL, model_location, packaged, problem_with
 from retrain.training.chat import Chat, TemplateMode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
@@ -72,7 +72,7 @@ class Loaded:
         tokenizer: its tokenizer, which always has a pad token.
         stop_ids: all ids that end a completion, from tokenizer, config and generation_config; sorted.
         name: the value of `[model] path`.
-        mode: use of the chat template; see `Chat`.
+        mode, chat_params: use of the chat template, and its variables; see `Chat`.
         source: reads the values of parameters if the model is empty (see `load_model`), else None.
     """
 
@@ -81,6 +81,7 @@ class Loaded:
     stop_ids: tuple[int, ...]
     name: str
     mode: TemplateMode = "auto"
+    chat_params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     source: ParameterReader | None = None
 
     @property
@@ -130,7 +131,7 @@ class Loaded:
     @cached_property
     def chat(self) -> Chat:
         """The renderer of prompts for this model."""
-        return Chat(self.tokenizer, self.end_id, self.mode)
+        return Chat(self.tokenizer, self.end_id, self.mode, self.chat_params)
 
 
 def load_model(
@@ -179,10 +180,24 @@ def load_model(
             raise
         why = str(error).partition(". ")[0]  # torch then suggests an unsafe way to load pickles
         raise StorageError(f"{path}: the weights cannot be read ({why}); copy or download the model again") from error
+    _store_tie(model)
     if report["missing_keys"]:
         # transformers only warns, and uses random numbers.
         raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
     return _ready(model, tokenizer, path)
+
+
+def _store_tie(model: PreTrainedModel) -> None:
+    """Write into the config if embedding and head share their weights.
+
+    A file may hold a head of its own although its config calls it tied. transformers then keeps both, and the next
+    program that loads the saved model would drop the trained head.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding is not None and head is not None:
+        tied = head.weight is embedding.weight
+        for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
+            config.tie_word_embeddings = tied
 
 
 def stored_weights(path: str, held: torch.dtype, **options: Any) -> Mapping[str, Tensor] | None:
@@ -232,7 +247,7 @@ def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Paramet
         made = kind.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=options["trust_remote_code"])
     with suppress(OSError):  # a model may have no generation_config
         made.generation_config = GenerationConfig.from_pretrained(path, revision=options["revision"])
-    local, patterns = Path(path).expanduser(), ["*.safetensors", "*.json"]
+    local, patterns = expanded(path), ["*.safetensors", "*.json"]
     folder = local if local.is_dir() else snapshot_download(path, revision=options["revision"], allow_patterns=patterns)
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -246,7 +261,10 @@ def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Paramet
         with safe_open(files[name], "pt") as opened:
             return opened.get_tensor(name)
 
-    fits = all(shapes.get(name) == tuple(p.shape) for name, p in made.named_parameters())
+    own = {name: p for name, p in made.named_parameters()}
+    # A file may hold a tied parameter under both names, with different values: `load_model` compares them.
+    twice = any(name in shapes and name not in own for name, _ in made.named_parameters(remove_duplicate=False))
+    fits = not twice and all(shapes.get(name) == tuple(p.shape) for name, p in own.items())
     return (made, source) if fits else None
 
 

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from retrain.engines.capability import choose_engine_at
@@ -229,3 +230,18 @@ def test_saving_where_no_directory_can_be_is_a_storage_error(checkpoints, tmp_pa
     loaded = load_model(str(checkpoints / "llama"))
     with pytest.raises(StorageError, match="cannot be written"):
         save_model(tmp_path / "file" / "model", loaded.model, loaded.tokenizer, loaded.model.state_dict())
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_head_of_its_own_under_a_tied_config_stays_untied(tmp_path, same, empty):
+    """A file with another `lm_head` is trained untied, so the saved model must say so."""
+    make_checkpoint(tmp_path / "in", "qwen2")
+    weights = load_file(tmp_path / "in" / "model.safetensors")
+    head = weights["model.embed_tokens.weight"] + (0 if same else 1)
+    save_file(weights | {"lm_head.weight": head}, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    loaded = load_model(str(tmp_path / "in"), empty=empty)
+    save_model(tmp_path / "out", loaded.model, loaded.tokenizer, loaded.model.state_dict())
+    again = load_model(str(tmp_path / "out")).model
+    assert again.config.tie_word_embeddings == same
+    assert torch.equal(again.get_output_embeddings().weight, head)
