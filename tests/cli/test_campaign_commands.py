@@ -124,7 +124,7 @@ def test_a_dry_run_prints_the_matrix_and_writes_nothing(folder, cli):
     result = cli("campaign", "sweep.toml", "--dry-run", "--no-probe", "--set", "training.max_steps=2")
     assert result.exit_code == 0, result.output
     assert "15, 30 steps in all" in result.stdout
-    assert "no difference can be significant" in result.stdout
+    assert "3 paired seeds: the t test, which assumes roughly normal differences, detects" in result.stdout
     assert json.loads(cli("campaign", "sweep.toml", "--dry-run", "--no-probe", "--json").stdout)["runs"] == 15
     assert not (folder / "runs").exists()
 
