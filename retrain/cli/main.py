@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from retrain import __version__
-from retrain.errors import RetrainError, UserCodeError
+from retrain.errors import RetrainError, UserCodeError, did_you_mean
 from retrain.system.process import thread_waiting
 from retrain.system.terminal import CleanHandler, say
 
@@ -115,6 +115,13 @@ class Commands(TyperGroup):
         if several:
             group.callback(help=f"{'; '.join(summary(name).rstrip('.') for name in names)}.")(_no_options)
         return typer.main.get_command(group)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first argument names; an unknown one fails with the most similar name."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and (near := did_you_mean(args[0], known)):
+            ctx.fail(f'no such command "{args[0]}"; {near}')
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List every command. Only the modules of entry points are imported, for their docstrings."""

@@ -105,7 +105,9 @@ def plugins(
     from retrain.registry.lookup import entry_names
 
     if kind not in (None, *KINDS, "preset"):
-        fix = f"one of: {', '.join(KINDS)}, preset"
+        fix = f"{did_you_mean(str(kind), [*KINDS, 'preset'])} one of: {', '.join(KINDS)}, preset".lstrip()
+        if of := [one.kind for one in components(None) if one.name == kind]:
+            fix = f"{kind} is a component of the kind {of[0]}: retrain plugins {of[0]}"
         raise ConfigError([ConfigProblem("retrain plugins", 0, 0, str(kind), "no such kind of component", fix)])
     rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
     rows += [_described(component) for component in components(kind)]

@@ -175,7 +175,19 @@ def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[Path, DataError]]
     for slot, one in loaded.components.in_use.items():
         read = registry.source.traits_of(one.component).read if slot.kind == "source" else None
         if read is not None and (path := one.params[read[0]]) is not None:
+            at = (*slot.params_path, read[0])
             try:
-                read[1](path)
+                rows = read[1](path)
             except DataError as error:
-                yield (*slot.params_path, read[0]), error
+                yield at, error
+                continue
+            chat = next((row for row in rows if isinstance(row, Problem) and _is_chat(row)), None)
+            if chat is not None and _has_chat_template(loaded.config) is False:
+                fix = "use an instruct model, or rows of text or of a single message of the user"
+                text = f"{chat.id}: the row is a chat, and {loaded.config.model.path} renders none; {fix}"
+                yield at, DataError(text)
+
+
+def _is_chat(row: Problem) -> bool:
+    """Return True if a prompt needs a chat template; a single message of the user counts as text without one."""
+    return not isinstance(row.prompt, str) and [message["role"] for message in row.prompt] != ["user"]

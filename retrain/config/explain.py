@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -162,6 +163,8 @@ def _engine(loaded: LoadedConfig) -> dict[str, Any]:
         name, why = engines[0].name, "set in [rollout] engine"
     elif known := choose_engine_at(loaded.config.model.path):
         name, why = known[0], f'"{AUTO}": {known[1]}'
+        if find_spec("vllm"):
+            why += '; vLLM is installed, and used only with engine = "vllm"'
     else:
         name, why = AUTO, "torch if the embedded engine can serve the architecture, else transformers"
     adapters = {registry.engine.traits_of(one.component).adapters.get(one.params.get("lora")) for one in engines}

@@ -249,5 +249,7 @@ def _tables(document: Document, known: CatalogLoader, may_import: bool) -> bool:
             pending = True
         elif name not in entry_points:
             value = document.data[name]
-            document.refuse((name,), *(("", "") if document.full else unknown_key((name,), value, known())))
+            document.refuse(
+                (name,), *(("", "") if document.full else unknown_key((name,), value, known(), document.data))
+            )
     return pending

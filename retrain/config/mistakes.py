@@ -70,7 +70,7 @@ def collect(
     # pydantic reports every alternative of a union; the user meant the one that fails at the innermost value.
     outer = {path[:depth] for path in found for depth in range(len(path))}
     for path in (path for path in found if path not in outer):
-        document.refuse(path, *(("", "") if document.full else _describe(path, found[path], known)))
+        document.refuse(path, *(("", "") if document.full else _describe(path, found[path], known, document.data)))
     return list(found)
 
 
@@ -98,11 +98,11 @@ def _existing(data: Any, location: Path) -> Path:
     return path
 
 
-def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[str, str]:
+def _describe(path: Path, details: list[ErrorDetails], known: Catalog, data: Any) -> tuple[str, str]:
     detail = details[0]
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_key(path, value, known)
+        return unknown_key(path, value, known, data)
     if kind == "missing":
         return "is missing", f"add {path[-1]} = ..." if isinstance(path[-1], str) else "make the list one longer"
     if kind in _LENGTHS:
@@ -126,16 +126,28 @@ def close(table: str, known: Catalog) -> bool:
     return bool(did_you_mean(table, known[()])) or any(table in keys for keys in known.values())
 
 
-def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
-    """Return problem and fix of an unknown key: an alias of another trainer, a typo, the wrong table, or neither."""
+def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str, str]:
+    """Return problem and fix of an unknown key: an alias of another trainer, a typo, the wrong table, or neither.
+
+    A parameter of a component that the file names comes first: `beta` is dca's own beside
+    `advantage_mode = "dca"`, and otherwise TRL's weight of the KL term.
+
+    Args:
+        path: the key.
+        value: its value.
+        known: valid keys by table.
+        data: the configuration, whose texts name its components.
+    """
     from retrain.config.sections.synonyms import translated
 
     key, is_table = str(path[-1]), isinstance(value, dict)
-    if here := translated(key, value):
-        return "is a key of another trainer", here
     table = tuple(part for part in path[:-1] if isinstance(part, str))
     siblings = known.get(table, [])
     owners = [owner for owner, keys in known.items() if key in keys and owner != table]
+    if named := [owner for owner in owners if owner and owner[-1] in _names(data)]:
+        owners = named
+    elif here := translated(key, value):
+        return "is a key of another trainer", here
     if not owners and (near := did_you_mean(key, siblings, cutoff=0.75)):
         return "unknown key", near
     if owners:
@@ -146,6 +158,14 @@ def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
         fix = f"tables: {', '.join(sorted(siblings))}" if is_table else "put every key into a table, such as [training]"
     problem = "unknown table" if is_table and not table else "unknown key"
     return problem, did_you_mean(key, siblings, fix)
+
+
+def _names(data: Any) -> set[str]:
+    """Return the texts in a configuration, and the parts of those such as "gtpo_sepa"."""
+    if isinstance(data, str):
+        return {data, *data.split("_")}
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return {name for value in inner for name in _names(value)}
 
 
 def _retype(path: Path, wanted: str, value: Any) -> str:

@@ -200,6 +200,8 @@ def _file_check(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, A
                 found, bad = records.parsed_rows(first, lambda place, row: _problem(row, place, reading))
                 tolerated = reading.on_bad_row == "skip" and found
                 problem, fix = "" if tolerated or not bad else _listed(bad), RowTask.fix
+                if len(bad) == _CHECKED_ROWS and len(records.by_reason(bad)) == 1:
+                    problem = f"all of the first {len(bad)} rows: {bad[0].partition(': ')[2]}"
                 if not found and re.search("not JSON|expected an object", problem):
                     problem = f"bad row {bad[0]}"
                     fix = "each line must be one JSON object: convert a JSON array, indented JSON or CSV first"
@@ -211,7 +213,7 @@ def _file_check(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, A
 
 def _listed(bad: Sequence[str]) -> str:
     """Return the bad rows among the first rows of a file as one line."""
-    return f"bad row {bad[0]}" if len(bad) == 1 else f"{len(bad)} bad rows: {'; '.join(bad)}"
+    return f"bad row {bad[0]}" if len(bad) == 1 else f"{len(bad)} bad rows: {'; '.join(records.by_reason(bad))}"
 
 
 @task("jsonl", when=_FILE_CONDITIONS, check_files=_file_check(records.jsonl_rows))

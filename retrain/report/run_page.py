@@ -51,6 +51,13 @@ _IF_VARIED: tuple[tuple[str, str, str, bool], ...] = (
 )
 """As `_CHARTS`, for metrics that are drawn only if they change."""
 
+_AREAS = frozenset(
+    (
+        *("advantage", "env", "grad", "groups", "loss", "mismatch", "optim", "policy", "reward", "rollout"),
+        *("sampler", "skipped", "task", "time", "tokens", "update"),
+    )
+)
+"""Areas of metrics that do not come from components. All metrics of other areas are drawn, a user's own among them."""
 _OF_THE_WHOLE = {"reward/mean", "reward/std", "reward/accuracy", "reward/failed"}
 """Reward metrics that are not the mean of one reward."""
 _STEP_TIMES = {"time/step_s", "time/tokens_per_s"}
@@ -110,6 +117,7 @@ def _render(run: Path, reload_s: float) -> str:
         recipe=recipe(config),
         facts=_facts(metrics, evals),
         charts=[drawn for drawn in _charts(metrics, evals) if drawn[2]],
+        metrics=_ranges(metrics),
         evaluations=_evaluations(evals),
         compared=before_and_after(run),
         samples=_samples(run, reward_weights(config)),
@@ -147,7 +155,9 @@ def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[
     parts = sorted({key for row in metrics for key in row if key.startswith("reward/")} - _OF_THE_WHOLE)
     rewards = [(key, f"Reward, {key[len('reward/') :]}", "mean of this part", False) for key in parts]
     varied = [chart for chart in _IF_VARIED if len({float(row[chart[0]]) for row in metrics if chart[0] in row}) > 1]
-    for key, title, caption, share in (*_CHARTS, *(rewards if len(rewards) > 1 else ()), *varied):
+    own = sorted({key for row in metrics for key in row if "/" in key and key.partition("/")[0] not in _AREAS})
+    components = [(key, key, "reported by a component", False) for key in own]
+    for key, title, caption, share in (*_CHARTS, *(rewards if len(rewards) > 1 else ()), *varied, *components):
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
         curves.append((title, caption, line_chart(points, percent=share, x=steps), ()))
     # If sampling overlaps the update, the step contains only the time that the loop waited for it.
@@ -161,6 +171,27 @@ def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[
         *curves,
         ("Seconds per step", "by phase, without evaluation", stacked, tuple(layers)),
     ]
+
+
+def _ranges(metrics: Sequence[MetricsRow]) -> Table:
+    """Return a table of all metrics of the run: the first and last value, and the smallest and largest one."""
+    values: dict[str, list[float]] = {}
+    for row in metrics:
+        for key in (key for key in row if "/" in key):
+            values.setdefault(key, []).append(float(row[key]))
+    return Table.of(
+        [
+            {
+                "metric": key,
+                "first": f"{found[0]:.6g}",
+                "last": f"{found[-1]:.6g}",
+                "least": f"{min(found):.6g}",
+                "most": f"{max(found):.6g}",
+                "steps": f"{len(found):,}",
+            }
+            for key, found in sorted(values.items())
+        ]
+    )
 
 
 def _held_out(evals: Sequence[MetricsRow], steps: tuple[float, float]) -> Iterator[tuple[str, str, str, Sequence[str]]]:

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from retrain.storage.run_directory import RunDirectory
     from retrain.training.chat import Chat
 
-_NONFINITE = "/nonfinite"
-"""Metric suffix: 1 if the update was skipped because its loss or gradient was not finite."""
-
 _MAX_NONFINITE = 3
 """Number of consecutive non-finite updates after which a run has diverged."""
 
@@ -70,7 +67,7 @@ def train(
         StorageError: the run directory cannot be written. The state of training has been saved if
             that was possible.
     """
-    settings, nonfinite = context.config.training, 0
+    settings = context.config.training
     context.sync(start)
     if start == 0 or due(start, context.config.eval.every, settings.max_steps):
         evaluate_and_record(context, start)
@@ -82,14 +79,12 @@ def train(
             with _saving(context, collector, stop, start, step):
                 collection = collector.take(step, timer)
             metrics, batch = update(context, collection, timer, partial(collector.begin, done, timer))
-            bad = [name for name, value in metrics.items() if value and name.endswith(_NONFINITE)]
-            nonfinite = nonfinite + 1 if bad else 0
             with _saving(context, collector, stop, start, done):
                 try:
                     metrics |= collector.sync(done, timer, batch)
                 finally:
                     record(context, collection, batch, metrics | timer.metrics())
-            if nonfinite >= _MAX_NONFINITE:
+            if bad := _diverging(context):
                 raise diverged(context, collection, batch, bad)
             context.steps = done
             if due(done, context.config.eval.every, _last(context, done)):
@@ -172,11 +167,21 @@ def _rescue(directory: RunDirectory, collector: Collector, done: int) -> str:
     return f"step {done} could not be saved either"
 
 
+def _diverging(context: RunContext) -> list[str]:
+    """Return the models that skipped their last updates, because a loss or gradient was not finite.
+
+    Metrics are not read: those of a plug-in may have any name.
+    """
+    models = {"policy": context.policy}
+    models |= {name: getattr(part, "model", None) for name, part in context.pipeline.stateful.items()}
+    return [name for name, model in models.items() if getattr(model, "nonfinite", 0) >= _MAX_NONFINITE]
+
+
 def diverged(context: RunContext, collection: Collection, batch: Batch | None, bad: list[str]) -> DivergedError:
     """Store the batch of the last update, and return the error that ends a diverged run.
 
     Args:
-        bad: metrics that report a non-finite loss or gradient.
+        bad: names of the models with a non-finite loss or gradient.
     """
     step = collection.step
     context.directory.write_rollouts(

@@ -290,6 +290,19 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
                 data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
 
 
+def _without_weights(run: Path) -> tuple[str, str]:
+    """Return problem and fix of a run directory that holds neither a model nor a checkpoint."""
+    with suppress(StorageError):
+        outcome = read_json(run / "status.json").get("outcome")
+        if outcome == "finished":
+            problem = "is finished, and its model and checkpoints are deleted ([campaign] keep)"
+            return problem, f"train it again: retrain train {run / 'config.toml'} --fresh"
+        if outcome not in (None, "running"):
+            fix = f"continue it: retrain train {run / 'config.toml'} --resume auto"
+            return "ended before its first checkpoint", fix
+    return "has neither a final model nor a checkpoint yet", "wait for the first one"
+
+
 def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
     """Return the run directory, and the state of the selected checkpoint, or None for the final model.
 
@@ -310,11 +323,7 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         found = checkpoint.newest(target / "checkpoints", warn, own=False)
         if found is not None:
             return target, found[1]
-        problem, fix = "has neither a final model nor a checkpoint yet", "wait for the first one"
-        with suppress(StorageError):
-            if read_json(target / "status.json").get("outcome") == "finished":
-                problem = "is finished, and its model and checkpoints are deleted ([campaign] keep)"
-                fix = f"train it again: retrain train {target / 'config.toml'} --fresh"
+        problem, fix = _without_weights(target)
     elif target.parent.name in ("checkpoints", "best") and target.is_dir():
         plain_files(target.parent.parent, deep=False)
         return target.parent.parent, checkpoint.load(target)

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Discriminator, Tag, TypeAdapter, Validatio
 from pydantic_core import ErrorDetails, from_json
 from typing_extensions import TypedDict
 
-from retrain.errors import DataError, StorageError
+from retrain.errors import DataError, StorageError, did_you_mean
 from retrain.system.extras import library
 from retrain.system.files import expanded, read_plain
 
@@ -120,8 +120,9 @@ def _reason(error: ErrorDetails, row: Any) -> str:
     if kind == "value_error":
         return f"{where}{error['ctx']['error']}"  # pyright: ignore[reportTypedDictNotRequiredAccess]
     if kind == "missing":
-        has = error["input"] if isinstance(error["input"], Mapping) else row
-        return f'no field "{place}"; it has {", ".join(map(str, has)) or "none"}'
+        has = [*map(str, error["input"] if isinstance(error["input"], Mapping) else row)]
+        near = did_you_mean(place, has)
+        return f'no field "{place}"; it has {", ".join(has) or "none"}' + (f"; {near}" if near else "")
     if kind == "extra_forbidden":
         return f'unknown field "{place}"'
     expected = next((words for name, words in _EXPECTED.items() if kind.startswith(name)), None)
@@ -246,17 +247,28 @@ def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> l
     """
     parsed, bad = parsed_rows(rows_of(path), parse)
     if bad:
-        raise refusal(bad, path, f"{what}: fix or remove them")
+        no_lines = not parsed and all("not JSON" in line for line in bad)
+        fix = "write one JSON object per line" if no_lines else "fix or remove them"
+        raise refusal(bad, path, f"{what}: {fix}")
     if not parsed:
         raise DataError(f"{path}:1: no rows{what}; it needs at least one")
     return parsed
 
 
 def refusal(bad: Sequence[str], name: object, rest: str) -> DataError:
-    """Return an error that lists the first 20 lines of `bad` and ends with `name: N bad rows`, followed by `rest`."""
-    more = [f"... and {len(bad) - _MAX_LISTED:,} more"] if len(bad) > _MAX_LISTED else []
+    """Return an error that lists the first 20 reasons in `bad` and ends with `name: N bad rows`, followed by `rest`."""
+    reasons = by_reason(bad)
+    more = [f"... and {len(reasons) - _MAX_LISTED:,} more"] if len(reasons) > _MAX_LISTED else []
     last = f"{name}: {len(bad):,} bad row{'s' * (len(bad) != 1)}{rest}"
-    return DataError("\n".join([*bad[:_MAX_LISTED], *more, last]))
+    return DataError("\n".join([*reasons[:_MAX_LISTED], *more, last]))
+
+
+def by_reason(bad: Sequence[str]) -> list[str]:
+    """Return one line for each reason in `bad`, with the place of its first row and the number of the others."""
+    counts = Counter(line.partition(": ")[2] for line in bad)
+    first = {line.partition(": ")[2]: line for line in reversed(bad)}
+    lines = [(first[reason], counts[reason] - 1) for reason in counts]
+    return [f"{line} (and {more:,} more row{'s' * (more > 1)})" if more else line for line, more in lines]
 
 
 def read_json(path: Path) -> dict[str, Any]:

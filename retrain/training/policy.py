@@ -56,6 +56,8 @@ class TorchPolicy:
         model: the model in training.
         adapter: peft's wrapper of the model with LoRA, else None.
         step: number of optimizer steps taken.
+        nonfinite: number of updates in a row, up to the last one, that skipped a step because its loss or gradient was
+            not finite.
         settings: see `PolicySettings`.
         ranks: the processes that train the model together.
     """
@@ -102,6 +104,7 @@ class TorchPolicy:
             with lora.active(self.adapter, self._name):
                 self.forward = ValueForward(self.model, settings, self._shards, head)
         self._earlier: dict[str, Tensor] = {}
+        self.nonfinite, self._refused = 0, False
         self._floor = 0  # for `trim_freed_memory`
 
     def sibling(self, name: str, settings: PolicySettings, *, has_values: bool = False) -> TorchPolicy:
@@ -241,7 +244,7 @@ class TorchPolicy:
             mismatch/* of the first step. A step whose loss or gradient norm is not finite leaves the weights unchanged
             and reports update/nonfinite = 1. A step without rows that have a gradient reports update/skipped = 1.
         """
-        steps, reports = self._plan(batch, objective), list[Metrics]()
+        steps, reports, self._refused = self._plan(batch, objective), list[Metrics](), False
         for epoch in range(self.settings.epochs):
             if epoch and recredit is not None:
                 steps = self._recredited(steps, batch.replace(advantages=recredit()), objective)
@@ -253,6 +256,7 @@ class TorchPolicy:
                     steps = [replace(step, batch=part) for step, part in zip(steps, scored, strict=True)]
                 reports += [self._take(step, objective, several) for step in steps]
         self._floor = trim_freed_memory(self._floor)
+        self.nonfinite = self.nonfinite + 1 if self._refused else 0
         # After the first step the weights differ from the sampler's, so that mismatch/* would not test the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
 
@@ -400,6 +404,7 @@ class TorchPolicy:
             with self._rounded.updated(self.step + 1) if self._rounded else nullcontext():
                 metrics["optim/lr"] = self.optimizer.step(self.step)
             self.step += 1
+        self._refused |= not finite
         self.optimizer.zero_grad()
         return metrics | {"update/nonfinite": float(not finite)}
 

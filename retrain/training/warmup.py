@@ -128,7 +128,7 @@ def _train(loaded: Loaded, rows: Sequence[ExpertRow], settings: WarmupSettings, 
             first = step * settings.batch_size
             chosen = [rows[index % len(rows)] for index in range(first, first + settings.batch_size)]
             metrics = policy.update(layout.batch([], step, chosen), objective)
-            if metrics.get("update/nonfinite"):
+            if policy.nonfinite:
                 raise DivergedError(f"the loss of warm-up step {step} is not finite; lower [warmup] lr")
             spent, done = time.perf_counter() - began, step + 1
             left = spent / done * (settings.steps - done)

@@ -137,7 +137,7 @@ def test_no_command_shows_the_help():
 def test_an_unknown_command_is_a_usage_error():
     result = CliRunner().invoke(app, ["vlidate"])
     assert result.exit_code == 2
-    assert "vlidate" in result.stderr
+    assert 'no such command "vlidate"; did you mean "validate"?' in result.stderr
 
 
 def test_an_error_of_the_package_is_a_message_and_its_exit_code(command):

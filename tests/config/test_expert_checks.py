@@ -1,9 +1,11 @@
 """`[expert]`, `[mix]` and the loss terms must fit each other, and mistakes are found before anything loads."""
 
+import json
 import sys
 
 import pytest
 
+from retrain.config.data_checks import unreadable_sources
 from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.config.resolve import division
@@ -50,6 +52,16 @@ def test_a_file_that_cannot_be_it(loaded, path, why):
     assert why in found.problem
 
 
+def test_a_chat_and_a_model_without_a_chat_template(loaded, tmp_path):
+    messages = [{"role": role, "content": "1+1?"} for role in ("system", "user", "assistant")]
+    for rows, valid in ((messages, False), (messages[1:], True)):
+        (tmp_path / "expert.jsonl").write_text(json.dumps({"messages": rows}) + "\n")
+        config = loaded(TERMS + '[expert]\npath = "expert.jsonl"\n[model]\npath = "builtin:tiny"\n')
+        found = [str(error) for _, error in unreadable_sources(config)]
+        assert (found == []) == valid
+    assert valid or "the row is a chat, and builtin:tiny renders none" in found[0]
+
+
 def test_parquet_needs_its_extra(loaded, tmp_path, monkeypatch):
     (tmp_path / "expert.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -75,6 +87,14 @@ def test_there_must_be_room_for_a_prompt(loaded):
     assert problem(loaded, text, "training.batch_size=1").fix == "raise [training] batch_size"
     for bound in ("0.0", "1.0"):
         assert "out of range" in problem(loaded, text, f"expert.ratio={bound}").problem
+
+
+def test_rows_that_form_no_whole_group_are_reported(loaded):
+    text = TERMS + '[expert]\npath = "expert.jsonl"\nratio = 0.3\n[training]\nbatch_size = 4\ngroup_size = 8\n'
+    (warning,) = loaded(text).warnings
+    assert (warning.key, warning.line) == ("[expert] ratio", 7)
+    assert warning.problem == "10 of 32 rows leave 2 whole groups of 8, and 6 rows unused"
+    assert warning.fix.endswith("the share of these rows is now 0.385")
 
 
 @pytest.mark.parametrize("case", [case for case in MIX["expert_batch"] if 0 < case["ratio"] < 1])

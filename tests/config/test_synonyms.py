@@ -81,3 +81,18 @@ def load_text(folder, text):
     file = folder / "run.toml"
     file.write_text(text)
     return load(file)
+
+
+@pytest.mark.parametrize(
+    ("written", "table"),
+    [
+        ('advantage_mode = "dca"\nbeta = 0.3', "dca"),
+        ('transform_mode = "gtpo"\nbeta = 0.3', "gtpo"),
+        ('transform_mode = "opsm"\ndelta = 0.3', "opsm"),
+        ('transform_mode = ["gae"]\nlam = 0.9', "gae"),
+    ],
+)
+def test_a_parameter_of_a_component_of_the_file_belongs_in_its_own_table(tmp_path, written, table):
+    """`beta` of dca is not the KL weight that TRL calls beta: that advice would be accepted and train another loss."""
+    with pytest.raises(ConfigError, match=rf"belongs in .*\[{table}\]"):
+        load_text(tmp_path, f"[algorithm]\n{written}\n")

@@ -1,5 +1,6 @@
 """The report is complete, self-contained, and lets no text of a model out of its quotes."""
 
+import json
 import re
 import threading
 from html.parser import HTMLParser
@@ -147,6 +148,14 @@ def test_credit_is_shown_as_color_relative_to_the_step(run):
     assert html.count('class="up" title="advantage +0.5" style="--a:0.30"') == 4
     assert 'class="down planning" title="advantage -1" style="--a:0.60"' in html
     assert "↵\n" in html
+
+
+def test_metrics_of_a_users_component_are_drawn_and_all_are_listed(run):
+    path = run / "metrics.jsonl"
+    path.write_text("".join(json.dumps(json.loads(line) | {"damp/rows": 7.0}) + "\n" for line in path.open()))
+    text = checked(render(run))
+    assert text.count("damp/rows") >= 2, "a chart and a row of the table"
+    assert text.count("tokens/sampled") == 1, "a row of the table"
 
 
 def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):

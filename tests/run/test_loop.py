@@ -120,6 +120,9 @@ def fails_on_some(completion, answer):
 def constant(completion, answer):
     return 1.0
 
+def reports(advantages):
+    return advantages, {"mine/nonfinite": 1.0}
+
 def lottery(rewards):
     import random
     import numpy, torch
@@ -142,6 +145,12 @@ def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, t
     assert len(rows(run / "metrics.jsonl")) == 3
     assert all(row["update/nonfinite"] == 1 for row in rows(run / "metrics.jsonl"))
     assert (run / "rollouts" / "diverged-000002.jsonl.gz").is_file()
+
+
+@pytest.mark.slow
+def test_a_metric_of_any_name_controls_nothing(train, plugin):
+    run = train('algorithm.transform_mode=["mine_for_loop.reports"]', "training.max_steps=4")
+    assert [row["mine/nonfinite"] for row in rows(run / "metrics.jsonl")] == [1.0] * 4
 
 
 @pytest.mark.slow

@@ -178,5 +178,5 @@ def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
 
 @pytest.mark.slow
 def test_a_process_reward_model_whose_gradients_overflow_stops_the_run(train):
-    with pytest.raises(DivergedError, match=r"at step 2 \(prm/nonfinite\)"):
+    with pytest.raises(DivergedError, match=r"at step 2 \(process_rewards\)"):
         train(*PRIME, *QUIET, "prime.beta=1e30")

@@ -29,7 +29,13 @@ def servers():
 def options(servers):
     urls = json.dumps([server.url for server in servers])
     exact = ("model.dtype=float32", "vllm.dtype=float32", "rollout.parity_every=1", "logging.rollouts_every=1")
-    return (f"vllm.urls={urls}", "rollout.engine=vllm-server", "vllm.restart_timeout_s=0.1", *exact)
+    return (
+        f"vllm.urls={urls}",
+        "rollout.engine=vllm-server",
+        "vllm.start_timeout_s=5",
+        "vllm.restart_timeout_s=0.1",
+        *exact,
+    )
 
 
 def after(server, path, count, then):

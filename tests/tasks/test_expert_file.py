@@ -62,12 +62,18 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, row, why):
 
 
 def test_every_bad_row_is_listed_up_to_twenty(tmp_path):
-    path = written(tmp_path, *["oops"] * 30)
+    path = written(tmp_path, *({f"k{n}": 1} for n in range(30)))
     with pytest.raises(DataError, match=r"\.\.\. and 10 more") as caught:
         read_experts(path)
     lines = str(caught.value).splitlines()
     assert lines[19].startswith(f"{path}:20: ")
     assert lines[20:] == ["... and 10 more", f"{path}: 30 bad rows of expert data: fix or remove them"]
+
+
+def test_an_object_over_several_lines_is_explained(tmp_path):
+    path = written(tmp_path, *json.dumps({"prompt": "1+1?", "completion": "2"}, indent=1).splitlines())
+    with pytest.raises(DataError, match=r"bad rows of expert data: write one JSON object per line"):
+        read_experts(path)
 
 
 def test_an_empty_file_is_refused(tmp_path):

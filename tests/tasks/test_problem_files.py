@@ -73,12 +73,20 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, line, reason):
 
 
 def test_all_bad_rows_are_reported_together_up_to_twenty(tmp_path):
-    path = write(tmp_path / "data.jsonl", [*good(3), *[b"oops\n"] * 25])
+    path = write(tmp_path / "data.jsonl", [*good(3), *(b'{"k%d": 1}\n' % n for n in range(25)), *[b"oops\n"] * 2])
     lines = failure(path).splitlines()
-    assert lines[0].startswith(f"{path}:4: not JSON")
-    assert lines[19].startswith(f"{path}:23: not JSON")
-    assert lines[20] == "... and 5 more"
-    assert lines[21].startswith(f"{path}: 25 bad rows: fix them")
+    assert lines[0].startswith(f'{path}:4: no field "prompt"; it has k0')
+    assert lines[19].startswith(f'{path}:23: no field "prompt"; it has k19')
+    assert lines[20] == "... and 6 more"
+    assert lines[21].startswith(f"{path}: 27 bad rows: fix them")
+
+
+def test_rows_with_one_reason_are_one_line(tmp_path):
+    lines = failure(
+        write(tmp_path / "data.jsonl", [*good(3), *[b'{"promt": "1?", "answer": "1"}\n'] * 200])
+    ).splitlines()
+    assert lines[0].endswith(':4: no field "prompt"; it has promt, answer; did you mean "promt"? (and 199 more rows)')
+    assert len(lines) == 2
 
 
 def test_duplicate_ids_name_both_places(tmp_path):

@@ -125,10 +125,10 @@ def test_all_malformed_rows_are_told_with_their_lines(tmp_path):
         assert problem in line
 
 
-def test_at_most_twenty_are_listed(tmp_path):
+def test_rows_with_one_reason_are_one_line(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_text("{}\n" * 30)
-    with pytest.raises(DataError, match=r"\.\.\. and 10 more\n.*30 bad rows"):
+    with pytest.raises(DataError, match=r"and 29 more rows\)\n.*30 bad rows"):
         score_file(str(path))
 
 

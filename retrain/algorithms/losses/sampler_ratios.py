@@ -32,8 +32,8 @@ def ipo(
 
     -1[|p - mu| <= eps] * rho * A,  p = exp(lp), mu = exp(sampler_lp), rho = p / mu
 
-    The log-ratio is clamped to +-20. Tokens are dropped for either sign of A. This is the default loss of prime-rl,
-    not Identity Preference Optimization.
+    The log-ratio is clamped to +-20. Tokens are dropped for either sign of A. This is a loss of prime-rl, not
+    Identity Preference Optimization.
 
     Args:
         logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.

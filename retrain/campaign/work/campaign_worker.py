@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import Lease, LeaseWatch
-from retrain.campaign.work.run_process import crashed, evict, gpus, reason, train
+from retrain.campaign.work.run_process import checked_code, crashed, evict, gpus, reason, train
 from retrain.errors import ConfigError, ConfigProblem, Preempted
 from retrain.system.process import Process, SignalHandler, end, usable_cores
 from retrain.types import Observer
@@ -181,6 +181,7 @@ class Worker:
             lease.close()
             self._report(job, "lost", "another worker has taken it over")
             return
+        code = checked_code(self._campaign.run(job), code)
         lease.facts["seconds"] = round(lease.facts["seconds"] + time.monotonic() - running.began, 3)
         if code != 0 and stopping:
             lease.release()

@@ -109,6 +109,17 @@ def evict(run: Path, previous: Mapping[str, Any]) -> None:
         time.sleep(0.05)
 
 
+def checked_code(run: Path, code: int) -> int:
+    """Return the exit code of a run's process; 1 for a process that ended with 0 before the run was finished.
+
+    Code of the user may end the process, for example with `os._exit(0)`.
+    """
+    if code == 0:
+        with suppress(StorageError):
+            return int(read_json(run / "status.json").get("outcome") != "finished")
+    return code or 1
+
+
 def crashed(code: int) -> bool:
     """Return True if a restart may help: the run was killed or preempted, or its engine failed.
 
@@ -126,6 +137,8 @@ def reason(run: Path, code: int) -> str:
     with suppress(StorageError):
         if error := read_json(run / "status.json").get("error"):
             return str(error)
+        if read_json(run / "status.json").get("outcome") == "running":
+            return f"its process ended before the run was finished; {_last_line(run / 'log.txt')}"
     return _last_line(run / "log.txt") or _REASONS.get(code, f"exit code {code}")
 
 

@@ -178,6 +178,13 @@ def own_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
     batch, group = config.training.batch_size, config.training.group_size
     used = [one for one in resolved.sources.values() if ratio_of(one)]
     prompts, rows = division(config, [*map(ratio_of, used)])
+    if lost := (batch * group - sum(rows)) % group if used and prompts >= 1 else 0:
+        problem = f"{sum(rows)} of {batch * group} rows leave {prompts} whole groups of {group}, and {lost} rows unused"
+        share = sum(rows) / (prompts * group + sum(rows))
+        fix = f"use a ratio for whole groups; the share of these rows is now {share:.3f}"
+        slot = next(slot for slot, one in resolved.slots.items() if one is used[0])
+        at = (*slot.params_path, registry.source.traits_of(used[0].component).ratio)
+        yield Finding(at, problem, fix, fatal=False)
     if prompts < 1:
         whose = "expert rows" if not any(brings(one, "rollouts") for one in used) else "rows of sources"
         problem = f"{sum(rows)} of {batch * group} rows are {whose}: no room for a prompt with {group} completions"

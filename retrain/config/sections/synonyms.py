@@ -117,7 +117,10 @@ def _prompts(value: Any) -> str:
 WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("num_generations", "n_samples_per_prompt", "rollouts_per_example"), _key("[training] group_size")),
     **dict.fromkeys(("learning_rate", "actor_learning_rate"), _key("[optimizer] lr")),
-    **dict.fromkeys(("beta", "kl_coef", "kl_loss_coef", "init_kl_coef", "kl_tau"), _key("[kl] weight")),
+    **dict.fromkeys(("beta", "kl_coef", "kl_loss_coef", "init_kl_coef"), _key("[kl] weight")),
+    "kl_tau": _fixed(
+        "nothing weights the squared log-ratio of trainer and sampler; [kl] weight reads a reference model"
+    ),
     **dict.fromkeys(("entropy_coeff", "entropy_coef"), _key("[entropy] weight")),
     **dict.fromkeys(("epsilon", "cliprange", "clip_ratio", "eps_clip", "clip_ratio_low"), _key("[ppo_clip] eps_low")),
     **dict.fromkeys(("epsilon_high", "clip_ratio_high", "eps_clip_high"), _key("[ppo_clip] eps_high")),

@@ -81,7 +81,9 @@ class VllmServerEngine(Sampler):
         urls: addresses of the servers, such as "http://127.0.0.1:8000".
         allow_remote: accept addresses that other machines can reach; the network must be private.
         request_timeout_s: timeout for one prompt's completions and for loading weights, in seconds.
-        restart_timeout_s: wait for a server to start or to recover while none is usable, in seconds.
+        start_timeout_s: wait for a first server to start at the beginning of the run, in seconds. On a slow machine
+            vLLM needs minutes.
+        restart_timeout_s: wait for a server to recover while none is usable, in seconds.
         retries: number of times that a failed request is repeated before the run ends.
         max_in_flight: completions in flight on one server; further requests wait in the trainer.
         health_every_s: time between checks of every server's `/health` while requests are in flight,
@@ -118,6 +120,7 @@ class VllmServerEngine(Sampler):
         urls: Annotated[list[str], Field(min_length=1)],
         allow_remote: bool = False,
         request_timeout_s: Annotated[float, Field(gt=0)] = 600.0,
+        start_timeout_s: Annotated[float, Field(gt=0)] = 600.0,
         restart_timeout_s: Annotated[float, Field(gt=0)] = 120.0,
         retries: Annotated[int, Field(ge=0)] = 3,
         max_in_flight: Annotated[int, Field(gt=0)] = 512,
@@ -131,7 +134,7 @@ class VllmServerEngine(Sampler):
             raise EngineError(f"[vllm] urls: {problem}; {fix}")
         self._urls = [url.rstrip("/") for url in urls]
         self._call = http.Calls(request_timeout_s, key=http.key_from(api_key_env))
-        self._restart, self._retries = restart_timeout_s, retries
+        self._start, self._restart, self._retries = start_timeout_s, restart_timeout_s, retries
         self._stop_requested = threading.Event()
         self._expected = full_shapes(base_model(model))
         self._folder = Path(options.write_config(base_model(model), run_dir / "vllm")).resolve()
@@ -463,20 +466,20 @@ class VllmServerEngine(Sampler):
         """Check all servers; if none is usable but some do not answer yet, wait for one to start.
 
         Raises:
-            EngineError: no server is usable, or none has started within `restart_timeout_s`.
+            EngineError: no server is usable, or none has started within `start_timeout_s`.
         """
         began, shown = time.monotonic(), 0.0
         self._together(self._greet, self._urls, len(self._urls))
         while len(self._why) == len(self._urls):
             waited = time.monotonic() - began
-            if not self._absent or waited > self._restart or self._stop_requested.is_set():
+            if not self._absent or waited > self._start or self._stop_requested.is_set():
                 raise EngineError(self._reasons())
             if waited >= shown:
                 shown += _SHOWN_S
                 absent = ", ".join(url for url in self._urls if url in self._absent)
-                limit = f"{waited:.0f} of at most {self._restart:g} s, [vllm] restart_timeout_s"
+                limit = f"{waited:.0f} of at most {self._start:g} s, [vllm] start_timeout_s"
                 _logger.warning("waiting for a vLLM server to answer at %s (%s)", absent, limit)
-            self._call.aborted.wait(min(1.0, self._restart))
+            self._call.aborted.wait(min(1.0, self._start))
             self._together(self._greet, sorted(self._absent), len(self._absent))
 
     def _greet(self, url: str) -> None:

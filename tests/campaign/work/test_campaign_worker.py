@@ -24,6 +24,7 @@ def start(folder, *arguments, program=command):
 def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
     conditions = {
         "good": [0],
+        "vanishes": ["vanish"],
         "killed-once": [-9, 0],
         "engine": [5, 75, 0],
         "always": [-9],
@@ -47,6 +48,7 @@ def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
     }
     assert [found[name]["exit_code"] for name in ("good", "always", "config")] == [0, 137, 2]
     assert found["always"]["reason"] == "killed by SIGKILL: out of memory?"
+    assert (found["vanishes"]["exit_code"], found["vanishes"]["reason"]) == (1, "ends with vanish")
     assert found["config"]["reason"] == "ends with 2"
     assert found["good"]["reason"] == ""
     assert all(outcome["seconds"] > 0 and outcome["host"] for outcome in found.values())

@@ -43,7 +43,7 @@ def model():
 
 
 def client(servers, model, tmp_path, **options):
-    options = {"request_timeout_s": PATIENCE_S, "restart_timeout_s": 0.1} | options
+    options = {"request_timeout_s": PATIENCE_S, "start_timeout_s": 0.1, "restart_timeout_s": 0.1} | options
     return VllmServerEngine(model, tmp_path, "bfloat16", urls=[f"{server.url}/" for server in servers], **options)
 
 
@@ -137,7 +137,7 @@ def test_what_is_no_usable_server_shows_at_the_start(servers, model, tmp_path):
     with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
         client(servers[:1], model, tmp_path)
     with pytest.raises(EngineError, match="refused; start it with `retrain serve`"):
-        VllmServerEngine(model, tmp_path, "bfloat16", urls=["http://127.0.0.1:9"], restart_timeout_s=0.1)
+        VllmServerEngine(model, tmp_path, "bfloat16", urls=["http://127.0.0.1:9"], start_timeout_s=0.1)
 
 
 @pytest.mark.slow
@@ -145,17 +145,17 @@ def test_a_run_waits_for_a_server_that_is_starting(servers, model, tmp_path, cap
     for server in servers:
         server.kill()
     threading.Thread(target=lambda: until(lambda: caplog.records) and servers[1].start()).start()
-    engine = client(servers, model, tmp_path, restart_timeout_s=PATIENCE_S)
+    engine = client(servers, model, tmp_path, start_timeout_s=PATIENCE_S)
     assert f"vLLM servers at {servers[1].url}; without {servers[0].url}" in engine.describe()
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"waiting for a vLLM server to answer at {servers[0].url}, {servers[1].url} (0 of at most")
-    assert "[vllm] restart_timeout_s" in line
+    assert "[vllm] start_timeout_s" in line
 
 
 def test_nothing_is_waited_for_where_a_server_answers_and_cannot_be_used(servers, model, tmp_path):
     servers[0].version = "0.31.1"
     with pytest.raises(EngineError, match=r"is vLLM 0\.31\.1"):
-        client(servers[:1], model, tmp_path, restart_timeout_s=PATIENCE_S)
+        client(servers[:1], model, tmp_path, start_timeout_s=PATIENCE_S)
     assert servers[0].greeted == 1
 
 
@@ -185,7 +185,7 @@ def test_addresses_that_other_machines_reach_are_refused(servers, model, tmp_pat
     for url in ("http://10.0.0.5:8000", "http://sampler:8000"):
         with pytest.raises(EngineError, match=r"other machines.*allow_remote = true"):
             VllmServerEngine(model, tmp_path, "bfloat16", urls=[url])
-    unknown = {"urls": ["http://nowhere.invalid:8000"], "allow_remote": True, "restart_timeout_s": 0.1}
+    unknown = {"urls": ["http://nowhere.invalid:8000"], "allow_remote": True, "start_timeout_s": 0.1}
     with pytest.raises(EngineError, match="start it"):
         VllmServerEngine(model, tmp_path, "bfloat16", **unknown)
     assert is_loopback("http://localhost:1")
