@@ -44,7 +44,7 @@ RANKS = "faults/test_rank_faults.py"
 POOL, LOOP, SERVERS = "rewards/test_pool.py", "run/test_loop.py", "engines/vllm/test_servers.py"
 COMMANDS, TRAIN, FILES = "cli/test_config_commands.py", "cli/test_run_commands.py", "tasks/test_problem_files.py"
 RESULTS, WORKER, CAMPAIGN = (
-    "campaign/verdict/test_results.py",
+    "campaign/verdict/test_run_reader.py",
     "campaign/work/test_campaign_worker.py",
     "faults/test_campaign.py",
 )

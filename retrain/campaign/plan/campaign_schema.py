@@ -110,7 +110,7 @@ class Campaign(Section):
 
     @model_validator(mode="after")
     def _measurable(self) -> Campaign:
-        if self.outcomes and self.model_fields_set & {"metric", "goal", "margin"}:
+        if self.outcomes and (self.metric, self.goal, self.margin) != ("accuracy", None, None):
             raise ValueError("`outcomes` replaces metric, goal and margin: set them in [[campaign.outcomes]]")
         if len({one.metric for one in self.outcomes}) < len(self.outcomes):
             raise ValueError("an outcome is listed twice")

@@ -99,7 +99,11 @@ def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:
     planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
     first = planned[0] if planned else Outcome()
     outcome = asked.outcome(asked.metric) if asked.metric else first
-    changes = {"margin": asked.margin, "goal": asked.goal}
+    changes = {
+        "margin": asked.margin,
+        "goal": asked.goal,
+        "summary": asked.summary if asked.summary != "last" else None,
+    }
     found = read_runs(paths, outcome.model_copy(update={key: value for key, value in changes.items() if value}))
     single = len(paths) == 1 and bool(planned)
     _check_measurement(found, () if single else asked.allowed, single)

@@ -59,7 +59,7 @@ def read_files(files: Sequence[Path], outcome: Outcome) -> list[Results]:
     _check_results(cells, rows, outcome)
     methods = list(dict.fromkeys(method for _, method, _ in cells))
     runs = sorted(dict.fromkeys(run[1:] for run in cells), key=lambda run: methods.index(run[0]))
-    return [_table(task, [run for run in runs], cells, every, outcome) for task in tasks]
+    return [_table(task, runs, cells, every, outcome) for task in tasks]
 
 
 def _table(

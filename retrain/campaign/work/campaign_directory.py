@@ -6,7 +6,7 @@ runs/NAME/
         config.toml                          complete configuration: `retrain train` on it repeats the run
         log.txt  outcome.json                output and outcome of the run
     leases/CONDITION/sSEED/N.json            workers of the run: see retrain.campaign.work.lease
-    report.html  results.csv                 see retrain.campaign.verdict.campaign_page
+    report.html  results.csv                 see retrain.campaign.verdict.verdict_page
 """
 
 from __future__ import annotations
