@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,11 @@ class Pipeline:
         """
         if (tokenizer := resources.get("tokenizer")) is not None:
             text = cache(partial(TokenText, tokenizer, special=True))  # built only for a plug-in that reads texts
-            self._hyper = {**self._hyper, "pieces": lambda ids: text().pieces(ids)}
+
+            def pieces(ids: Sequence[int]) -> list[str]:
+                return text().pieces(ids)
+
+            self._hyper = {**self._hyper, "pieces": pieces}
         for stage in self.graph:
             if stage.bound.component.stateful:
                 with Call(stage.kind, stage.name)():
