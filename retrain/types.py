@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _FLOAT32_MAX = 3.4028234663852886e38
 _LARGEST_REWARD, _LARGEST_INT = 1e15, 1 << 31
+_ROUNDING = 1e-3
+"""Largest log-prob of a sampled token: 0, and what rounding may add."""
 REWARD_RANGE = "from -1e15 to 1e15"
 """Range of `is_reward`, as text for messages."""
 
@@ -187,6 +189,8 @@ class Completion:
             return f"{size} tokens with {counts}, and max_tokens = {request.max_tokens}"
         if min(self.ids) < 0 or max(self.ids) >= sampling.vocabulary:
             return f"a token id is not between 0 and {sampling.vocabulary - 1}"
+        if max(self.logprobs) > _ROUNDING:
+            return f"a log-prob is {max(self.logprobs):g}, which is above 0"
         if self.finish_reason != ("stop" if stops else "length") or (stops and stops[0] != size - 1):
             return f'it was ended by "{self.finish_reason}", and has stop ids at {stops} of {size} tokens'
         return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path as FilePath
 from types import MappingProxyType
+from typing import Any, cast
 
 from retrain import registry
 from retrain.config.document import Document
@@ -177,11 +178,12 @@ def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[Path, DataError]]
         if read is not None and (path := one.params[read[0]]) is not None:
             at = (*slot.params_path, read[0])
             try:
-                rows = read[1](path)
+                read_rows: Any = read[1](path)
             except DataError as error:
                 yield at, error
                 continue
-            chat = next((row for row in rows if isinstance(row, Problem) and _is_chat(row)), None)
+            problems = cast("list[Any]", read_rows) if isinstance(read_rows, list) else []
+            chat = next((row for row in problems if isinstance(row, Problem) and _is_chat(row)), None)
             if chat is not None and _has_chat_template(loaded.config) is False:
                 fix = "use an instruct model, or rows of text or of a single message of the user"
                 text = f"{chat.id}: the row is a chat, and {loaded.config.model.path} renders none; {fix}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time
 from math import isfinite
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -164,7 +164,8 @@ def _names(data: Any) -> set[str]:
     """Return the texts in a configuration, and the parts of those such as "gtpo_sepa"."""
     if isinstance(data, str):
         return {data, *data.split("_")}
-    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    inner = cast("dict[str, Any]", data).values() if isinstance(data, dict) else ()
+    inner = cast("list[Any]", data) if isinstance(data, list) else inner
     return {name for value in inner for name in _names(value)}
 
 

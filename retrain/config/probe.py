@@ -84,7 +84,11 @@ def _episode(loaded: LoadedConfig, pool: EnvPool, problem: Problem) -> list[dict
 
 
 def synthetic_batch(group_size: int, max_tokens: int) -> Batch:
-    """Return 4 groups of random completions of different lengths, half of them correct, with the policy's columns."""
+    """Return 4 groups of random completions of different lengths, with the policy's columns.
+
+    One group is all wrong, one all right, and in the others every second completion is right: what divides by the
+    spread of a group's rewards fails here, and not in the first step with such a group.
+    """
     draw = torch.Generator().manual_seed(0)
     rows, width = _GROUPS * group_size, _PROMPT + min(max_tokens, 12)
     lengths = torch.randint(1, width - _PROMPT + 1, (rows,), generator=draw)
@@ -93,6 +97,7 @@ def synthetic_batch(group_size: int, max_tokens: int) -> Batch:
     response = attention & (column >= _PROMPT)
     logprobs = -torch.rand(rows, width, generator=draw) * response
     rewards = (torch.arange(rows) % 2).float()
+    rewards[:group_size], rewards[group_size : 2 * group_size] = 0.0, 1.0
     return Batch(
         input_ids=torch.randint(0, 100, (rows, width), generator=draw) * attention,
         attention_mask=attention,

@@ -240,12 +240,14 @@ def padded(of: Range, share: float) -> Range:
 def axis_range(values: Sequence[float], percent: bool) -> Range:
     """Return the range of an axis: that of the values, with a margin.
 
-    It starts at 0 unless this would flatten the curve. The range of percentages ends at 100%.
+    It starts at 0 unless this would flatten the curve. The range of percentages is within 0% and 100%.
     """
     low, high = span(values)
     margin = 0.05 * (high - low)
     bottom = 0.0 if 0 <= low < 0.5 * high else low - margin
-    return bottom, min(1.0, high + margin) if percent and high <= 1 and bottom < 1 else high + margin
+    if percent and min(values) >= 0 and max(values) <= 1:
+        return max(0.0, bottom), min(1.0, high + margin)
+    return bottom, high + margin
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:

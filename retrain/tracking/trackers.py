@@ -138,18 +138,26 @@ class Tensorboard(_Service):
     def _connect(self, *, config: Mapping[str, Any], **options: Any) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(str(self._run_dir / "tensorboard"))
+        # TensorBoard drops what an interrupted run wrote from the first step on that is written now.
+        writer = SummaryWriter(str(self._run_dir / "tensorboard"), **options)
         writer.add_text("config", f"```\n{json.dumps(config, indent=1)}\n```")
         return writer
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add a scalar for each metric of a step."""
+        writer = self._writer(step)
         for name, value in metrics.items():
-            self._service_run.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
     def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
         texts = ("\n".join(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True)) for row in data)
-        self._service_run.add_text("completions", "\n\n".join(f"```\n{text}\n```" for text in texts), step)
+        self._writer(step).add_text("completions", "\n\n".join(f"```\n{text}\n```" for text in texts), step)
+
+    def _writer(self, step: int) -> Any:
+        """Return the writer, which is opened with the first step that is written."""
+        if self._run is None:
+            self._options = {"purge_step": step}
+        return self._service_run
 
 
 @tracker("trackio", extra=("trackio", "trackio"))

@@ -47,6 +47,9 @@ from retrain.errors import ConfigError
         ('[mix]\nsft_loss_agg_mode = "token-mean"', 'write [mix] sft_reduction = "token_mean"'),
         ('[algorithm]\ngrpo_loss_agg_mode = "seq-mean-token-mean"', 'reduction = "sequence_mean"'),
         ("[expert]\ntrain_batch_size_expert = 64", "[expert] ratio is the expert's share"),
+        ('[rollout]\nstop = ["###"]', "stop strings are not supported: a completion ends at max_tokens or at a token"),
+        ("[model]\nenable_thinking = false", "write [model] chat_params = { enable_thinking = false }"),
+        ("[kl]\nkl_tau = 0.1", "[kl] weight reads a reference model"),
         ("[buffer]\nbatch_size = 32", "[training] batch_size counts prompts"),
     ],
 )  # fmt: skip

@@ -18,6 +18,8 @@ BAD_COMPLETIONS = {
     "log-probs": replace(GOOD, logprobs=(-1.0, nan, -0.5)),
     "infinite": replace(GOOD, logprobs=(-1.0, -inf, -0.5)),
     "tensor of log-probs": replace(GOOD, logprobs=torch.tensor([-1.0, -2.0, -0.5])),
+    "positive log-prob": replace(GOOD, logprobs=(-1.0, 5.0, -0.5)),
+    "truth as log-prob": replace(GOOD, logprobs=(-1.0, True, -0.5)),
     "too few log-probs": replace(GOOD, logprobs=(-1.0,)),
     "no tokens": replace(GOOD, ids=(), logprobs=()),
     "too many tokens": replace(GOOD, ids=(5, 5, 5, 5, 0), logprobs=(-1.0,) * 5),

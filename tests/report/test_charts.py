@@ -116,6 +116,8 @@ def test_ranges():
     low, high = axis_range([0.90, 0.95], percent=True)
     assert 0.89 < low < 0.90
     assert 0.95 < high < 0.96
+    assert axis_range([0.0, 0.0], percent=True) == (0.0, pytest.approx(0.55))  # never below 0 %
+    assert axis_range([1.0, 1.0], percent=True) == (0.0, 1.0)
     assert axis_range([-1.0, 1.0], percent=False) == (-1.1, 1.1)
 
 

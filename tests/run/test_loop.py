@@ -123,6 +123,12 @@ def constant(completion, answer):
 def reports(advantages):
     return advantages, {"mine/nonfinite": 1.0}
 
+def texts(ctx):
+    from retrain import TransformOutput
+    rows = [[a] * len(row) for a, row in zip(ctx.episode_advantages, ctx.logprobs_G)]
+    fits = all(len(texts) == len(row) for texts, row in zip(ctx.token_texts, ctx.logprobs_G))
+    return TransformOutput(rows, {"mine/fits": float(fits), "mine/letters": len("".join(ctx.token_texts[0]))})
+
 def lottery(rewards):
     import random
     import numpy, torch
@@ -151,6 +157,14 @@ def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, t
 def test_a_metric_of_any_name_controls_nothing(train, plugin):
     run = train('algorithm.transform_mode=["mine_for_loop.reports"]', "training.max_steps=4")
     assert [row["mine/nonfinite"] for row in rows(run / "metrics.jsonl")] == [1.0] * 4
+
+
+@pytest.mark.slow
+def test_a_plain_transform_reads_the_texts_of_tokens(train, plugin):
+    run = train('algorithm.transform_mode=["mine_for_loop.texts"]', "training.max_steps=1")
+    (row,) = rows(run / "metrics.jsonl")
+    assert row["mine/fits"] == 1.0
+    assert row["mine/letters"] > 0
 
 
 @pytest.mark.slow

@@ -139,6 +139,19 @@ def test_trackio_stores_rows_on_this_machine(tmp_path):
     assert b"reward/mean" in data
 
 
+def test_a_resumed_run_replaces_its_steps_in_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, value in ((0, 1.0), (1, 2.0)):
+        made = built("tensorboard", tmp_path)
+        for step in range(first, 3):
+            made.log(step, {"reward/mean": value})
+        made.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(one.step, one.value) for one in events.Scalars("reward/mean")] == [(0, 1.0), (1, 2.0), (2, 2.0)]
+
+
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
 def test_closing_an_unused_tracker_does_nothing(tmp_path, name):
     pytest.importorskip(name, reason="`make test` does not install trackio")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from retrain import functional as F
 from retrain.algorithms.graph.column_graph import Stage, plan
 from retrain.algorithms.graph.plain_functions import call_context, call_lists
+from retrain.algorithms.planning.token_text import TokenText
 from retrain.protocols import StatefulComponent
 from retrain.registry import Bound, signal
 from retrain.registry.call import Call
@@ -88,6 +90,13 @@ class Pipeline:
         Raises:
             ComponentError: a resource is missing.
         """
+        if (tokenizer := resources.get("tokenizer")) is not None:
+            text = cache(partial(TokenText, tokenizer, special=True))  # built only for a plug-in that reads texts
+
+            def pieces(ids: Sequence[int]) -> list[str]:
+                return text().pieces(ids)
+
+            self._hyper = {**self._hyper, "pieces": pieces}
         for stage in self.graph:
             if stage.bound.component.stateful:
                 with Call(stage.kind, stage.name)():

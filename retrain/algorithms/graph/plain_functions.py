@@ -21,6 +21,7 @@ CONTEXT_READS = (
     "lengths",
     "correct",
     "group_ids",
+    "input_ids",
     "response_mask",
     "sampler_logprobs",
     "planning_mask",
@@ -46,6 +47,9 @@ class TransformContext:
         step: training step, from 0.
         gtpo_beta, hicra_alpha: from `[gtpo]` and `[hicra]`.
         rewards, lengths, correct: one per completion; `rewards_G` is `rewards`.
+        token_ids_G: ids of the tokens, with the same shape as logprobs_G.
+        pieces: returns the text of each token of a completion; without it, where no model is loaded, the text of a
+            token is its id.
     """
 
     episode_advantages: list[float]
@@ -59,10 +63,17 @@ class TransformContext:
     rewards: list[float] = field(default_factory=list[float])
     lengths: list[int] = field(default_factory=list[int])
     correct: list[bool] = field(default_factory=list[bool])
+    token_ids_G: list[list[int]] = field(default_factory=list[list[int]])
+    pieces: Callable[[Sequence[int]], list[str]] | None = None
 
     @property
     def rewards_G(self) -> list[float]:  # noqa: N802 - named like the other lists of a group
         return self.rewards
+
+    @property
+    def token_texts(self) -> list[list[str]]:
+        """Text of each token, special tokens included; a character of several tokens is at the last of them."""
+        return [self.pieces(ids) if self.pieces else [*map(str, ids)] for ids in self.token_ids_G]
 
 
 @dataclass
@@ -181,6 +192,7 @@ def _context(
         rewards=columns["rewards"][rows].tolist(),
         lengths=columns["lengths"][rows].tolist(),
         correct=columns["correct"][rows].tolist(),
+        token_ids_G=tokens("input_ids"),
     )
 
 

@@ -180,6 +180,13 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("load_in_4bit", "load_in_8bit"), _fixed('[model] quantization = "nf4"')),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "mixed_precision"), _fixed('[model] dtype = "bfloat16"')),
     **dict.fromkeys(("use_vllm", "vllm_mode", "inference_backend"), _fixed('[rollout] engine = "vllm"')),
+    **dict.fromkeys(
+        ("stop", "stop_strings", "stop_sequences", "stop_words"),
+        _fixed(
+            "stop strings are not supported: a completion ends at max_tokens or at a token of eos_token_id in the "
+            "model's generation_config.json"
+        ),
+    ),
     "tensor_model_parallel_size": _key("[vllm] tensor_parallel_size"),
     "vllm_gpu_memory_utilization": _key("[vllm] gpu_memory_utilization"),
     **dict.fromkeys(

@@ -326,7 +326,7 @@ class VllmServerEngine(Sampler):
                 raise ValueError(f"the weights of its {len(ids)} tokens have the spans {spans}")
             if [entry["token_id"] for entry in content] != ids:
                 raise ValueError(f"its {len(content)} log-probs do not belong to its {len(ids)} tokens")
-            rows.append((ids, [float(entry["logprob"]) for entry in content], choice["finish_reason"]))
+            rows.append((ids, [entry["logprob"] for entry in content], choice["finish_reason"]))
             parts = [[known[span["version"]]] * (span["end"] - span["start"]) for span in spans]
             versions.append([version for part in parts for version in part])
         return options.completions(rows, request, sampling, versions)
