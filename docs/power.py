@@ -37,14 +37,14 @@ def simulated(kind: str, size: int, seeds: int, rng: np.random.Generator, effect
 
 
 def claimed(paired: Any) -> list[bool]:
-    """Whether each comparison has a verdict: by the t test below six seeds, else by the step-down max-t test."""
+    """Return for each comparison if it has a verdict: by the t test below six seeds, else by max-t."""
     seeds = paired.shape[1]
     found = max_t(paired) if seeds >= exact_seeds() else holm([mean_of(row).p for row in paired])
     return [p <= 0.05 for p in found]
 
 
 def claimed_by_holm(paired: Any) -> list[bool]:
-    """Whether each comparison is significant by Holm's correction of exact sign-flip p-values."""
+    """Return for each comparison if it is significant by Holm's correction of exact sign-flip p-values."""
     return [p <= 0.05 for p in holm([max_t([row])[0] for row in paired])]
 
 

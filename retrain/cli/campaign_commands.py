@@ -114,7 +114,7 @@ def compare(  # noqa: PLR0913 - one per option
         typer.Option("--margin", help="Largest difference that does not matter; tests equality.", show_default=False),
     ] = None,
     summary: Annotated[str, typer.Option("--summary", help="Result of a run: the last value, or the mean.")] = "last",
-    unpaired: Annotated[bool, typer.Option("--unpaired", help="Runs of one seed are no pairs.")] = False,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of one seed.")] = False,
     allow_different: Annotated[
         list[str] | None,
         typer.Option("--allow-different", help="Setting of the measurement that may differ.", show_default=False),

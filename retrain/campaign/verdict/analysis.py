@@ -17,9 +17,9 @@ from retrain.functional.evaluation import aes
 from retrain.report.page import plural
 
 Measure = Callable[[Cell], "float | None"]
-Kind = Literal["better", "worse", "equal", "not worse", "open", "same"]
+VerdictKind = Literal["better", "worse", "equal", "not worse", "open", "same"]
 Test = Literal["", "exact", "t test", "permutation", "McNemar"]
-Place = tuple[Results, str, str]
+Pairing = tuple[Results, str, str]
 """Table, condition, and the condition that it is compared with."""
 result, _area, _tokens = (attrgetter(name) for name in ("result", "area", "avg_tokens"))
 _NOTHING = Estimate(math.nan, math.nan, math.nan)
@@ -67,7 +67,7 @@ class Judged:
     corrected: float = 1.0
     equality: float = 1.0
     not_worse: float = 1.0
-    kind: Kind = "open"
+    kind: VerdictKind = "open"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Comparison:
         return self.mean.interval
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> VerdictKind:
         """The verdict; "open" if it is withheld."""
         return "open" if self.withheld else self.judged.kind
 
@@ -212,7 +212,7 @@ def _families(tables: Sequence[Results]) -> list[Comparison]:
     """Compare the tables of one outcome: the declared comparison, then the families of the others."""
     first = tables[0]
     others = [one for one in first.conditions if one != first.baseline]
-    families: dict[str, list[Place]] = {"primary": []}
+    families: dict[str, list[Pairing]] = {"primary": []}
     if len(tables) == 1 and not first.task:
         ladder = set(first.ladder) != {(one, first.baseline) for one in others}
         families["ladder"] = [(first, *pair) for pair in first.ladder if ladder]
@@ -228,11 +228,11 @@ def _families(tables: Sequence[Results]) -> list[Comparison]:
     return [one for name, places in (rest | {"primary": claimed}).items() for one in compare(places, name)]
 
 
-def _key(place: Place) -> tuple[str, str, str]:
+def _key(place: Pairing) -> tuple[str, str, str]:
     return place[0].task, place[1], place[2]
 
 
-def compare(places: Sequence[Place], family: str) -> list[Comparison]:
+def compare(places: Sequence[Pairing], family: str) -> list[Comparison]:
     """Compare the places (table, condition, against) as one family."""
     judged, found = _judge(places), list[Comparison]()
     failed = [(table.with_failures(), one, other) for table, one, other in places]
@@ -245,7 +245,7 @@ def compare(places: Sequence[Place], family: str) -> list[Comparison]:
     return found
 
 
-def _judge(places: Sequence[Place]) -> list[Judged]:
+def _judge(places: Sequence[Pairing]) -> list[Judged]:
     """Test the comparisons of one family."""
     if not places:
         return []
@@ -266,7 +266,7 @@ def _judge(places: Sequence[Place]) -> list[Judged]:
     return found
 
 
-def _kind(one: Judged, gain: float, alpha: float) -> Kind:
+def _kind(one: Judged, gain: float, alpha: float) -> VerdictKind:
     if one.corrected <= alpha:
         return "better" if gain > 0 else "worse"
     if one.equality <= alpha:
@@ -298,7 +298,7 @@ def _test(table: Results, condition: str, against: str) -> Test:
     return "exact" if count >= statistics.exact_seeds(table.alpha) else "t test"
 
 
-def _exact(places: Sequence[Place]) -> tuple[list[float], list[float]]:
+def _exact(places: Sequence[Pairing]) -> tuple[list[float], list[float]]:
     """Return the p-values of the exact tests, alone and corrected."""
     if not places[0][0].paired:
         raw = [statistics.permutation(table.values(one), table.values(other)) for table, one, other in places]
@@ -312,7 +312,7 @@ def _exact(places: Sequence[Place]) -> tuple[list[float], list[float]]:
     return raw, statistics.max_t(matrix, floors)
 
 
-def _mean(place: Place) -> Mean:
+def _mean(place: Pairing) -> Mean:
     table, condition, against = place
     if table.paired:
         return mean_of(list(_paired(*place, result).values()), _floor(table))
@@ -342,7 +342,7 @@ def _answers(table: Results, condition: str, against: str) -> tuple[list[float],
     return [left[problem] for problem in shared], [right[problem] for problem in shared]
 
 
-def _described(place: Place, family: str, size: int) -> Comparison:
+def _described(place: Pairing, family: str, size: int) -> Comparison:
     """Return a comparison with its estimates, before the tests."""
     table, condition, against = place
     pairs = table.pairs(condition, against)
@@ -371,13 +371,13 @@ def _described(place: Place, family: str, size: int) -> Comparison:
     )
 
 
-def _same(place: Place) -> bool:
+def _same(place: Pairing) -> bool:
     """Return True if results, areas under the curve and tokens are equal in every seed, and the latter are known."""
     tokens = _paired(*place, _tokens)
     return bool(tokens) and not any(any(_paired(*place, one).values()) for one in (result, _area, _tokens))
 
 
-def _remarks(place: Place, one: Comparison, counted: Judged, with_failures: Place) -> dict[str, str]:
+def _remarks(place: Pairing, one: Comparison, counted: Judged, with_failures: Pairing) -> dict[str, str]:
     """Return the texts on failed runs, on a withheld verdict, and on constant results."""
     table, *pair = place
     lost = {label: [cell for cell in table.of(label) if cell.status == "failed"] for label in pair}

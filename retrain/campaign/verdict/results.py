@@ -32,7 +32,7 @@ class Cell:
         curve: (step, value of the outcome's metric) of every evaluation or step, in order.
         mean: True if the result is the mean of the curve, False if it is the last value.
         avg_tokens: mean length of a held-out completion at the last evaluation.
-        problems: number of held-out problems behind an accuracy; 0 if the metric is no share of problems.
+        problems: number of held-out problems behind an accuracy; 0 if the metric is not a share of problems.
         answers: problem -> value, for files with a row for each problem.
         spent: cumulative rollouts, tokens and seconds after 0, 1, 2, ... steps.
         host, attempts: machine that ran it, and number of starts.

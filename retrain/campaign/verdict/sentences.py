@@ -10,13 +10,14 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Analysis, Comparison, claims
 from retrain.campaign.verdict.results import ALL_TASKS, Cell
 from retrain.campaign.verdict.statistics import Estimate
 from retrain.report.page import Table, plural
 
-MARKS = {"better": "▲", "worse": "▼", "equal": "=", "not worse": "≥", "open": "○", "same": "="}
+MARKS = {"better": "▲", "worse": "▼", "equal": "=", "same": "=", "not worse": "≥", "open": "○"}
 """Mark of each kind of verdict in a terminal."""
 TITLES = {
     "primary": "Declared before the runs, tested alone",
@@ -42,28 +43,23 @@ def headline(analysis: Analysis) -> str:
     if not analysis.comparisons:
         return f"{start} There is one condition, so there is nothing to compare."
     several = len(analysis.outcomes) > 1
-    return " ".join([start, *(_counted(analysis, metric, several) for metric in _metrics(analysis))])
+    counts = [(f"{one.metric}: " if several else "") + _counted(_of(analysis, one)) for one in analysis.outcomes]
+    return " ".join([start, *counts])
 
 
-def _metrics(analysis: Analysis) -> list[str]:
-    return [one.metric for one in analysis.outcomes]
+def _of(analysis: Analysis, outcome: Outcome) -> list[Comparison]:
+    return [one for one in analysis.shown if one.outcome == outcome]
 
 
-def _counted(analysis: Analysis, metric: str, named: bool) -> str:
-    """Count the verdicts in one outcome: `2 of 2 conditions measured: 1 worse by the t test, 1 open.`"""
-    found = [one for one in analysis.shown if one.outcome.metric == metric]
-    first = [one for one in found if one.family in ("primary", found[0].family, "ladder", "baseline")]
-    if any(one.family == "ladder" for one in first):
-        first = [one for one in first if one.family != "baseline"]
-    measured = sum(bool(one.seeds) for one in first)
-    kinds = Counter(short(one) for one in first if one.seeds)
-    what = "change" if any(one.family == "ladder" for one in first) else "condition"
-    where = " in the mean over tasks" if first[0].task == ALL_TASKS else ""
-    if not where and first[0].task:
-        what = "comparison"
+def _counted(found: Sequence[Comparison]) -> str:
+    """Count the verdicts of the first families: `2 of 2 conditions measured: 1 worse (t test), 1 inconclusive.`"""
+    main = next((one.family for one in found if one.family != "primary"), "primary")
+    first = [one for one in found if one.family in ("primary", main)]
+    kinds = Counter(short(one) for one in sorted(first, key=lambda one: [*MARKS].index(one.kind)) if one.seeds)
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no seed has a result in both"
-    start = f"{metric}: " if named else ""
-    return f"{start}{measured} of {plural(len(first), what)} measured{where}: {counts}."
+    what = plural(len(first), {"ladder": "change", "tasks": "comparison"}.get(main, "condition"))
+    where = " in the mean over tasks" if main == "pooled" else ""
+    return f"{sum(bool(one.seeds) for one in first)} of {what} measured{where}: {counts}."
 
 
 def short(one: Comparison) -> str:
@@ -110,25 +106,37 @@ def numbers(one: Comparison) -> str:
 
 def conclusion(one: Comparison) -> str:
     """Return the verdict with its reasons: p-value, assumptions, failed runs, and what these seeds can detect."""
-    parts = [*_reasons(one), *([one.failures] if one.failures else [])]
-    parts += [one.warning] if one.warning else []
-    verdict = short(one).removesuffix(f" ({one.judged.test})")
-    start = f"{verdict}: {one.withheld}" if one.withheld else verdict
-    known = f" ({'; '.join(_tested(one))})" if one.judged.test and not one.withheld and one.kind != "same" else ""
-    return "; ".join([start + known, *parts])
+    tested = _tested(one)
+    start = short(one).removesuffix(f" ({one.judged.test})") + (f" ({'; '.join(tested)})" if tested else "")
+    return "; ".join([f"{start}: {one.withheld}" if one.withheld else start, *_remarked(one)])
+
+
+def why(one: Comparison) -> str:
+    """Return the reasons of a verdict for a reader who has just read it."""
+    return "; ".join(filter(None, [one.withheld, *_tested(one), *_remarked(one)]))
+
+
+def _remarked(one: Comparison) -> list[str]:
+    return [part for part in (*_reasons(one), one.failures, one.warning) if part]
 
 
 def _tested(one: Comparison) -> list[str]:
     """Return the direction, the test with its p-value, and what it assumes."""
     judged, alone = one.judged, one.size == 1
-    p, found = judged.corrected, [one.outcome.direction] if one.outcome.direction else []
+    if not judged.test or one.withheld or one.kind == "same":
+        return []
+    found = [one.outcome.direction] if one.outcome.direction else []
     if one.kind in ("equal", "not worse"):
-        p = judged.equality if one.kind == "equal" else judged.not_worse
-        return [*found, f"two one-sided t tests, {'' if alone else 'corrected '}p {p_value(p)}"]
+        p, test = (
+            (judged.equality, "two one-sided t tests")
+            if one.kind == "equal"
+            else (judged.not_worse, "one-sided t test")
+        )
+        return [*found, f"{test}, {'' if alone else 'corrected '}p {p_value(p)}"]
     test = "" if judged.test == "exact" else f"{judged.test}, "
     if one.family == "primary":
         test = f"tested alone, as declared; {test}"
-    found.append(f"{test}{'' if alone else 'corrected '}p {p_value(p)}")
+    found.append(f"{test}{'' if alone else 'corrected '}p {p_value(judged.corrected)}")
     if judged.test == "McNemar":
         found.append("of these two models, not of the methods")
     if judged.test == "t test" and one.kind in ("better", "worse"):
@@ -165,9 +173,8 @@ def detects(one: Comparison) -> str:
 def text(analysis: Analysis) -> str:
     """Format the verdict for a terminal: headline, a line with a picture for each comparison, and remarks."""
     lines = [headline(analysis)]
-    for metric in _metrics(analysis):
-        found = [one for one in analysis.shown if one.outcome.metric == metric]
-        lines += ["", *pictured(found)] if found else []
+    for outcome in analysis.outcomes:
+        lines += ["", *pictured(found)] if (found := _of(analysis, outcome)) else []
     return "\n".join([*lines, *(f"  {line}" for line in remarks(analysis))])
 
 
@@ -241,23 +248,26 @@ def _axis(span: tuple[float, float]) -> str:
 
 
 def remarks(analysis: Analysis) -> list[str]:
-    """Return sentences on tests, claims, withheld verdicts, declarations, steps and lost runs."""
+    """Return sentences on withheld verdicts, failed runs, and what open comparisons detect; then `notes`."""
+    found = [one for one in analysis.shown if one.withheld or one.failures or one.warning]
+    lines = [f"{title(one)}: {conclusion(one)}" for one in found]
+    open_ones = [one for one in analysis.shown if one.kind == "open" and one not in found]
+    lines += [f"{title(one)}: {'; '.join(reasons)}" for one in open_ones[: 2 * _NAMED] if (reasons := _reasons(one))]
+    return [*lines, *notes(analysis)]
+
+
+def notes(analysis: Analysis) -> list[str]:
+    """Return sentences on claims, assumptions of tests, missing pairs, declarations, steps and lost runs."""
     first, found = analysis.first, analysis.shown
     lines = [
         f"claim, every outcome together: {label} {'holds' if holds else 'does not hold'}"
         for label, holds in claims(analysis).items()
     ]
-    lines += [f"{title(one)}: {conclusion(one)}" for one in found if one.withheld or one.failures or one.warning]
     if any(one.judged.test == "t test" and one.kind in ("better", "worse") for one in found):
-        least = statistics.exact_seeds(first.alpha)
-        lines.append(
-            f"t test: assumes roughly normal differences; with {least} {'seeds' if first.paired else 'runs'} "
-            "the exact test can decide"
-        )
+        least = plural(statistics.exact_seeds(first.alpha), "seed" if first.paired else "run")
+        lines.append(f"t test: assumes roughly normal differences; with {least} the exact test can decide")
     if any(one.judged.test == "McNemar" for one in found):
         lines.append("McNemar's exact test speaks of these two models, not of the methods: train several seeds of each")
-    open_ones = [one for one in found if one.kind == "open" and not one.withheld]
-    lines += [f"{title(one)}: {'; '.join(why)}" for one in open_ones[: 2 * _NAMED] if (why := _reasons(one))]
     if any(one.paired and not one.seeds and _has_results(analysis, one) for one in found):
         lines.append("no seed in common: give --unpaired, or train both methods with the same seeds")
     return [*lines, *circumstances(analysis), *lost_lines(analysis)]

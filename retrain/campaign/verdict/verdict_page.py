@@ -151,7 +151,7 @@ def _contents(analysis: Analysis, commands: Sequence[str], premises: Premises) -
         "scope": f"{scope}; baseline {first.baseline}{'; ' * bool(premises.version)}{premises.version}",
         "headline": sentences.headline(analysis),
         "sentences": [sentences.sentence(one) for one in analysis.shown],
-        "remarks": [*sentences.remarks(analysis), *premises.remarks],
+        "remarks": [*sentences.notes(analysis), *premises.remarks],
         "note": sentences.note(analysis),
         "differences": differences(analysis),
         "described": described(analysis),
@@ -217,14 +217,13 @@ def _verdicts(analysis: Analysis, metric: str) -> dict[str, Any]:
 
 
 def _line(one: Comparison, span: tuple[float, float]) -> dict[str, str]:
-    verdict = sentences.short(one)
     return {
         "style": figures.style(one),
         "title": sentences.title(one),
         "drawing": figures.forest_row(one, span),
         "numbers": estimate(one.difference, "+.3f") if one.seeds else "no seed in both",
-        "verdict": verdict,
-        "why": sentences.conclusion(one).removeprefix(verdict.partition(" (")[0]).lstrip(";: ") if one.seeds else "",
+        "verdict": sentences.short(one),
+        "why": sentences.why(one) if one.seeds else "",
         "seeds": plural(len(one.seeds), "seed" if one.paired else "run"),
     }
 
