@@ -194,7 +194,7 @@ def _store_tie(model: PreTrainedModel) -> None:
     program that loads the saved model would drop the trained head.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding is not None and head is not None:
+    if head is not None:
         tied = head.weight is embedding.weight
         for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
             config.tie_word_embeddings = tied
