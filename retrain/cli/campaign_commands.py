@@ -95,33 +95,38 @@ def worker(
         raise typer.Exit(1)
 
 
+_Metric = Annotated[
+    str | None,
+    typer.Option("--metric", help="Column or key of files, or metric of runs; unset: accuracy.", show_default=False),
+]
+_Goal = Annotated[str | None, typer.Option("--goal", help="max if greater is better, or min.", show_default=False)]
+_Margin = Annotated[
+    float | None,
+    typer.Option("--margin", help="Largest difference that does not matter; tests equality.", show_default=False),
+]
+_Summary = Annotated[str, typer.Option("--summary", help="Result of a run: the last value, or the mean.")]
+_Unpaired = Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of one seed.")]
+_Allowed = Annotated[
+    list[str] | None,
+    typer.Option("--allow-different", help="Setting of the measurement that may differ.", show_default=False),
+]
+_FailIf = Annotated[
+    str | None, typer.Option("--fail-if", help="Exit with 1 for this verdict: worse.", show_default=False)
+]
+
+
 def compare(  # noqa: PLR0913 - one per option
     runs: Annotated[
         list[Path],
         typer.Argument(help="Runs or campaigns, or files of results; the first is the baseline.", show_default=False),
     ],
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric", help="Column or key of files, or metric of runs; unset: accuracy.", show_default=False
-        ),
-    ] = None,
-    goal: Annotated[
-        str | None, typer.Option("--goal", help="max if greater is better, or min.", show_default=False)
-    ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option("--margin", help="Largest difference that does not matter; tests equality.", show_default=False),
-    ] = None,
-    summary: Annotated[str, typer.Option("--summary", help="Result of a run: the last value, or the mean.")] = "last",
-    unpaired: Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of one seed.")] = False,
-    allow_different: Annotated[
-        list[str] | None,
-        typer.Option("--allow-different", help="Setting of the measurement that may differ.", show_default=False),
-    ] = None,
-    fail_if: Annotated[
-        str | None, typer.Option("--fail-if", help="Exit with 1 for this verdict: worse.", show_default=False)
-    ] = None,
+    metric: _Metric = None,
+    goal: _Goal = None,
+    margin: _Margin = None,
+    summary: _Summary = "last",
+    unpaired: _Unpaired = False,
+    allow_different: _Allowed = None,
+    fail_if: _FailIf = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with figures to this file.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="Write its tables for a paper to this file.")] = None,
     figures: Annotated[

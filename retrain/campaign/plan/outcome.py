@@ -1,4 +1,4 @@
-"""What a campaign measures: a metric of each run, its direction, and the difference that matters."""
+"""Outcomes of a campaign: a metric of each run, its direction, and the difference that matters."""
 
 from __future__ import annotations
 

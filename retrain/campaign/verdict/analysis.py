@@ -51,7 +51,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the tests of a family say about one of its comparisons.
+    """Result of the tests of a family for one of its comparisons.
 
     Attributes:
         test: "exact" (step-down max-t over sign vectors), "t test", "permutation" (unpaired), "McNemar", or "" for

@@ -28,7 +28,7 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     metric: str | None = None
-    """What to compare. Unset: accuracy, or the only metric of the files."""
+    """Metric to compare. Unset: accuracy, or the only metric of the files."""
     goal: Goal | None = None
     """Direction of the metric. Unset: that of its name."""
     margin: Margin | None = None

@@ -122,7 +122,7 @@ def _remarked(one: Comparison) -> list[str]:
 
 def _tested(one: Comparison) -> list[str]:
     """Return the direction, the test with its p-value, and what it assumes."""
-    judged, alone = one.judged, one.size == 1
+    judged, corrected = one.judged, "corrected " * (one.size > 1)
     if not judged.test or one.withheld or one.kind == "same":
         return []
     found = [one.outcome.direction] if one.outcome.direction else []
@@ -132,11 +132,11 @@ def _tested(one: Comparison) -> list[str]:
             if one.kind == "equal"
             else (judged.not_worse, "one-sided t test")
         )
-        return [*found, f"{test}, {'' if alone else 'corrected '}p {p_value(p)}"]
+        return [*found, f"{test}, {corrected}p {p_value(p)}"]
     test = "" if judged.test == "exact" else f"{judged.test}, "
     if one.family == "primary":
         test = f"tested alone, as declared; {test}"
-    found.append(f"{test}{'' if alone else 'corrected '}p {p_value(judged.corrected)}")
+    found.append(f"{test}{corrected}p {p_value(judged.corrected)}")
     if judged.test == "McNemar":
         found.append("of these two models, not of the methods")
     if judged.test == "t test" and one.kind in ("better", "worse"):

@@ -221,7 +221,7 @@ def _line(one: Comparison, span: tuple[float, float]) -> dict[str, str]:
         "style": figures.style(one),
         "title": sentences.title(one),
         "drawing": figures.forest_row(one, span),
-        "numbers": estimate(one.difference, "+.3f") if one.seeds else "no seed in both",
+        "difference": estimate(one.difference, "+.3f") if one.seeds else "no seed in both",
         "verdict": sentences.short(one),
         "why": sentences.why(one) if one.seeds else "",
         "seeds": plural(len(one.seeds), "seed" if one.paired else "run"),
