@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.config.document import Document
-from retrain.config.mistakes import Catalog, catalog, collect
 from retrain.config.positions import Path
 from retrain.config.presets import preset_names
 from retrain.config.resolve import Slot
@@ -17,6 +16,9 @@ from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, Component, Finding, ParameterError, is_dotted
 from retrain.registry.call import Call
 from retrain.registry.traits import ComponentCheck, Traits
+
+if TYPE_CHECKING:
+    from retrain.config.mistakes import Catalog
 
 
 class Binder:
@@ -54,6 +56,8 @@ class Binder:
         try:
             bound = component.bind(self._params(slot, component))
         except ParameterError as error:
+            from retrain.config.mistakes import catalog, collect
+
             known = self.known() if self.known else catalog({component.table: component.schema})
             params_path = tuple(part for part in slot.params_path if isinstance(part, str))
             known = {**known, params_path: [*component.schema.model_fields]}

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from retrain import registry
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
-from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
 from retrain.config.presets import apply_preset, apply_task_settings, leaves, of_eval_set
 from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
@@ -30,7 +29,10 @@ from retrain.config.schema import RUN_NAME, Config
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
 from retrain.system.masking import hide_named, literal_secrets
 
-CatalogLoader = Callable[[], Catalog]
+if TYPE_CHECKING:
+    from retrain.config.mistakes import Catalog
+
+CatalogLoader = Callable[[], "Catalog"]
 """Returns the keys of all tables. It is called only after an error, because it imports every component."""
 
 
@@ -188,6 +190,8 @@ def _eval_sets(document: Document, config: Config) -> dict[str, LoadedConfig]:
 
 
 def _known_keys() -> Catalog:
+    from retrain.config.mistakes import catalog
+
     tables = {name: registry.table_schema(readers) for name, readers in registry.table_names().items()}
     return catalog({name: Config.model_fields[name].annotation for name in Config.model_fields} | tables)
 
@@ -201,6 +205,8 @@ def _sections(document: Document, known: CatalogLoader) -> tuple[Config, set[Pat
     try:
         return Config.model_validate(sections), set()
     except ValidationError as error:
+        from retrain.config.mistakes import collect
+
         culprits = collect(document, error, known())
     wrong: set[Path] = {path[:2] if all(isinstance(part, str) for part in path[:2]) else path[:1] for path in culprits}
     kept = {name: _without(wrong, name, table) for name, table in sections.items() if (name,) not in wrong}
@@ -237,9 +243,14 @@ def _tables(document: Document, known: CatalogLoader, may_import: bool) -> bool:
     Returns:
         True if a table is left that only such code can declare.
     """
+    tables = [name for name in document.data if name not in Config.model_fields]
+    if not tables:
+        return False
+    from retrain.config.mistakes import close, collect, unknown_key
+
     pending = False
     entry_points = {name for kind in registry.KINDS for name in registry.names(kind)}
-    for name in [name for name in document.data if name not in Config.model_fields]:
+    for name in tables:
         if readers := registry.components(tables=[name]):
             try:
                 registry.table_schema(readers).model_validate(document.data[name])

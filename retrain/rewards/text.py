@@ -8,7 +8,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from retrain.functional.numbers import is_fraction, last_number, read_number
 from retrain.registry import reward
 
 _TOLERANCE = Fraction(1, 10**6)
@@ -27,6 +26,8 @@ def no_answer(answer: str) -> str:
 
 def not_a_number(answer: str) -> str:
     """Return the reason why a reference answer is not one number, or ""."""
+    from retrain.functional.numbers import read_number
+
     return "" if read_number(reference(answer)) is not None else f"the answer {answer[-100:]!r} is not one number"
 
 
@@ -71,6 +72,8 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
     Args:
         tolerance: accept |x - y| <= tolerance * max(1, |y|) for all numbers; if unset, the rule above applies.
     """
+    from retrain.functional.numbers import is_fraction, last_number, read_number  # no other reward here reads numbers
+
     expected, written = read_number(reference(answer)), last_number(completion)
     if expected is None:
         raise ValueError(not_a_number(answer))

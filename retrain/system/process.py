@@ -73,7 +73,7 @@ def _busy_seconds() -> float | None:
 
 
 class ThreadWaiting:
-    """How OpenMP threads wait for each other: the setting, and the reason for it.
+    """Choice of how OpenMP threads wait for each other, with its reason.
 
     They wait after every matrix product. By default they spin for about a millisecond. On a busy machine they then
     occupy the core that the awaited thread needs, and a step takes ten times as long. If they sleep at once instead, a
