@@ -132,7 +132,7 @@ def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> No
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     follower(os.getppid(), signal.SIGKILL)()
-    cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)  # a crash loses no line of the log
+    cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # a crash loses no line of the log
     pipe = socket.socket(fileno=int(sys.argv[1]))
     pipe.set_inheritable(False)  # programs that the worker starts must not write to the pipe
     calls = pipe.makefile("rb")
