@@ -55,11 +55,11 @@ class Parameters:
         known = self._known()
         for table, values in self._document.data.items():
             if table not in self._readers or not isinstance(values, dict):
-                self._document.refuse((table,), *unknown_key((table,), values, known, self._document.data))
+                self._document.refuse((table,), *unknown_key((table,), values, known, {}))
                 continue
             read = {key for reader in self._readers[table] for key in reader.takes(values)}
             for key in [key for key in values if key not in read]:
-                self._document.refuse((table, key), *unknown_key((table, key), None, known, self._document.data))
+                self._document.refuse((table, key), *unknown_key((table, key), None, known, {}))
         self._stop()
 
     def _known(self) -> dict[tuple[str, ...], list[str]]:

@@ -94,7 +94,7 @@ def test_plugins_lists_presets():
 def test_plugins_of_an_unknown_kind():
     result = run("plugins", "advantages")
     assert result.exit_code == 2
-    assert 'did you mean "advantage"? one of: advantage, transform' in result.stderr
+    assert 'did you mean "advantage"? one of: task, ' in result.stderr
     assert "maxrl is a component of the kind advantage" in run("plugins", "maxrl").stderr
 
 

@@ -120,8 +120,10 @@ def fails_on_some(completion, answer):
 def constant(completion, answer):
     return 1.0
 
-def reports(advantages):
-    return advantages, {"mine/nonfinite": 1.0}
+def reports(ctx):
+    from retrain import TransformOutput
+    rows = [[a] * len(row) for a, row in zip(ctx.episode_advantages, ctx.logprobs_G)]
+    return TransformOutput(rows, {"mine/nonfinite": 1.0})
 
 def texts(ctx):
     from retrain import TransformOutput

@@ -193,8 +193,9 @@ def _store_tie(model: PreTrainedModel) -> None:
     A file may hold a head of its own although its config calls it tied. transformers then keeps both, and the next
     program that loads the saved model would drop the trained head.
     """
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is not None:
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    if embedding is not None and head is not None:
         tied = head.weight is embedding.weight
         for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
             config.tie_word_embeddings = tied

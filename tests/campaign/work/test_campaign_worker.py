@@ -62,7 +62,7 @@ def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
 
     (tmp_path / "codes.json").write_text("{}")  # nothing fails any more
     assert retrain(tmp_path, "campaign", "sweep.toml", "--plain", "--retry-failed").returncode == 0
-    assert len(ran(tmp_path)) == len(before) + 5
+    assert len(ran(tmp_path)) == len(before) + 6
 
 
 @pytest.mark.slow
