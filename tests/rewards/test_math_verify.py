@@ -91,6 +91,7 @@ def pairs(rng: random.Random, decorations, others):
         yield template % left, template, x, right, y
 
 
+@pytest.mark.slow
 def test_decorated_numbers_are_their_values():
     """math-verify misses decorations, and accepts other values and numbers that differ after the sixth decimal."""
     rng, rules, reward = random.Random(0), Counter(), BoxedMath()
@@ -106,6 +107,7 @@ def test_decorated_numbers_are_their_values():
     assert set(rules) == {"decoration", "value", "exact"}
 
 
+@pytest.mark.slow
 def test_numbers_in_texts_are_their_values():
     """math-verify misses scripts without blanks, takes the first of several numbers, and rounds."""
     rng, rules = random.Random(1), Counter()
