@@ -36,12 +36,12 @@ SAMPLING = Sampling(stop_ids=(END,), seed=5)
 class Letters:
     """A tokenizer of one letter each: a is 2. Token 1 ends a reply and is not shown."""
 
-    chat_template, eos_token_id = None, END
+    chat_template, bos_token_id, eos_token_id = None, None, END
 
     def __call__(self, text, add_special_tokens=True):
         return {"input_ids": [ord(letter) - ord("a") + 2 for letter in text]}
 
-    def decode(self, ids, skip_special_tokens):
+    def decode(self, ids, skip_special_tokens=False):
         return "".join(chr(token - 2 + ord("a")) for token in ids if token >= 2)
 
 
