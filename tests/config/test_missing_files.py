@@ -55,7 +55,10 @@ def run(command, folder, text, *options):
             'run.toml:3:12: [task.params] path: there is no file "none.jsonl"; ',
         ),
         (TASK + 'path = "list.jsonl"', "run.toml:6:1: [jsonl] path: bad row list.jsonl:1: expected an object"),
-        (TASK + 'path = "several.jsonl"', "run.toml:6:1: [jsonl] path: 3 bad rows: several.jsonl:2: prompt: empty; "),
+        (
+            TASK + 'path = "several.jsonl"',
+            "run.toml:6:1: [jsonl] path: 3 bad rows: several.jsonl:2: prompt: empty (and 1 more row); ",
+        ),
         (TASK + 'path = "table.jsonl"', "run.toml:6:1: [jsonl] path: bad row table.jsonl:1: not JSON: "),
         (EXPERT + 'path = "none.jsonl"', 'run.toml:6:1: [expert] path: there is no file "none.jsonl"; '),
     ],

@@ -25,15 +25,20 @@ def test_names_of_metrics_are_text_in_charts():
     assert not {"\x1b", "\u202e"} & {*drawing}
 
 
+NOTHING = Table([], [])
+PAGE = {
+    "title": "a", "headline": "", "sentences": [], "remarks": [], "scope": "", "note": "", "measured": "",
+    "differences": NOTHING, "described": NOTHING, "premises": NOTHING, "conditions": [], "costs": NOTHING, "runs": [],
+    "commands": [],
+}  # fmt: skip
+"""A page of a comparison with nothing in it."""
+
+
 @pytest.mark.parametrize("text", ["![b](http://evil/b.png)", "[a][b]\n[b]: http://evil", "x|y", f"{REFRESH}\n# big"])
 def test_markdown_shows_text_as_text(text):
-    nothing = Table([], [])
-    page = fill(
-        "campaign.md", title=text, headline=text, sentences=[text], others=[text], baseline=text, lost=[text],
-        note=text, measured=text,
-        differences=nothing, described=nothing, conditions=Table(["a"], [[text]]), costs=nothing, runs=nothing,
-        commands=["true"],
-    )  # fmt: skip
+    said = dict.fromkeys(("title", "headline", "scope", "note", "measured"), text)
+    tables = {name: [(text, Table(["a"], [[text]]))] for name in ("conditions", "runs")}
+    page = fill("campaign.md", **{**PAGE, **said, **tables, "sentences": [text], "remarks": [text]})
     for alive in ("](http", "]: http", "<meta", "x|y", "\n# big"):
         assert alive not in page
 
@@ -42,9 +47,7 @@ def test_markdown_shows_text_as_text(text):
     "evil", ["\n```\n![b](http://evil/b.png)\n```", "\n~~~\n![b](http://evil/b.png)", "`![b](http://evil/b.png)`"]
 )
 def test_no_text_ends_the_code_that_it_is_shown_as(evil):
-    nothing = Table([], [])
-    page = fill("card.md", title="a", scope="", words=[], rows=[], checks=nothing, across=nothing, accuracies=nothing,
-                metric="a", note="", commands=[f"retrain campaign '{evil}'"])  # fmt: skip
+    page = fill("campaign.md", **{**PAGE, "commands": [f"retrain campaign '{evil}'"]})
     assert "<img" not in MarkdownIt().render(page)
     config = Config().model_dump(mode="json")
     config["model"] = {**config["model"], "path": f"a{evil}"}
@@ -54,9 +57,7 @@ def test_no_text_ends_the_code_that_it_is_shown_as(evil):
 
 
 def test_escape_characters_are_dots_in_pages():
-    nothing = Table([], [])
-    page = fill("card.md", title="a\x1b[31mb\u202ec", scope="", words=[], rows=[], checks=nothing, across=nothing,
-                accuracies=nothing, metric="a", note="", commands=[])  # fmt: skip
+    page = fill("campaign.md", **{**PAGE, "title": "a\x1b[31mb\u202ec"})
     assert page.lstrip().startswith("# a·[31mb·c")
 
 

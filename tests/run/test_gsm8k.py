@@ -46,7 +46,7 @@ def test_the_walk_through_trains_and_evaluates_on_rows_of_the_same_form(file, tm
     loaded = load(file, [*SMALL, f'logging.dir="{tmp_path}/runs"', "logging.name=gsm8k", "logging.rollouts_every=1"])
     asked = loaded.task(0).heldout(4)[0]
     assert plain_text(asked.prompt).endswith(
-        "pieces of fruit is that? Let's think step by step and end with the number alone. /no_think"
+        "pieces of fruit is that? Let's think step by step and end with the number alone."
     )
     folder = run(loaded, Resume(), lambda *_: None)
     last = rows(folder / "eval.jsonl")[-1]
