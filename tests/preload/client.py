@@ -86,6 +86,7 @@ def run(folder: Path, arguments: list[str]) -> None:
     for number in set(FORWARDED) - set(ignored):
         signal.signal(number, forward)
     about = {
+        "client": os.getpid(),
         "arguments": arguments,
         "environment": dict(os.environ),
         "cwd": os.getcwd(),
@@ -101,12 +102,10 @@ def run(folder: Path, arguments: list[str]) -> None:
     link.sendall(body)
     answers = link.makefile("r")
     pid = int(answers.readline())
-    note = folder / "forks" / str(os.getpid())
-    note.write_text(str(pid))
     for number in early:
         os.kill(pid, number)
     status = int(answers.readline() or -signal.SIGKILL)
-    note.unlink()
+    (folder / "forks" / str(os.getpid())).unlink(missing_ok=True)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
