@@ -133,7 +133,7 @@ def open_streams() -> None:
 def become(about: dict[str, Any]) -> None:
     """Turn this fork into the process that the client stands for."""
     os.setsid()
-    Path(sys.argv[1], "forks", str(about["client"])).write_text(str(os.getpid()))  # before anybody hears of this fork
+    Path(sys.argv[1], "forks", str(about["client"])).write_text(str(os.getpid()))  # before the client knows the PID
     atexit.register(die_interrupted)  # the first to be registered is the last to be called
     for number, stream in enumerate(about["streams"]):
         os.dup2(stream, number)
