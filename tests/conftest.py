@@ -60,12 +60,14 @@ def pytest_collection_modifyitems(config, items):
         if (slow := item.get_closest_marker("slow")) and quick[item.function] < slow.kwargs.get("but", 0):
             quick[item.function] += 1
             item.own_markers.remove(slow)
+    if not config.getoption("loadgroup", False):  # one process, or an environment without pytest-xdist
+        return
+    for item in items:
         if {"pair", "trio"} & {*item.fixturenames}:
             item.add_marker(pytest.mark.xdist_group("ranks"))
         elif not (item.get_closest_marker("slow") or item.get_closest_marker("xdist_group")):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    if config.getoption("loadgroup", False):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish():
