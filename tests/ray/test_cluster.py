@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.jobs import command, outcomes, seen, write_ranks
+from tests.campaign.jobs import installed, outcomes, seen, write_ranks
 from tests.faults.test_campaign import CELLS, assert_same, processes, sweep, under_way
 from tests.ray.nodes import Nodes, environment
 from tests.waiting import ends, until
@@ -47,7 +47,7 @@ def short(folder: Path, executor: str = "local") -> None:
 def campaign(folder: Path, **variables: str) -> subprocess.Popen:
     with (folder / "out.txt").open("ab") as log:
         return subprocess.Popen(
-            [*command("campaign", "sweep.toml", "--plain")],
+            [*installed("campaign", "sweep.toml", "--plain")],
             cwd=folder,
             stdout=log,
             stderr=log,
