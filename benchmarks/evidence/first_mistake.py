@@ -24,7 +24,7 @@ from typing import NamedTuple
 from scipy.stats import rankdata, t
 
 from retrain.functional.seeds import derive_seed
-from retrain.run.collectors.collect import requests_for, score
+from retrain.run.collectors.rollouts import requests_for, score
 from retrain.run.episodes import EpisodeRunner
 from retrain.run.reopen import reopen
 from retrain.run.run_context import RunContext

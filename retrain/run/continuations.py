@@ -9,7 +9,7 @@ import torch
 
 from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
-from retrain.run.collectors.collect import score, train_sampling
+from retrain.run.collectors.rollouts import score, train_sampling
 from retrain.types import Prefix, Request, Rollout, Turn
 
 if TYPE_CHECKING:

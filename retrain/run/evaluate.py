@@ -10,7 +10,7 @@ from retrain.config.resolve import mixed_labels
 from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
-from retrain.run.collectors.collect import requests_for, roll, score
+from retrain.run.collectors.rollouts import requests_for, roll, score
 from retrain.run.run_context import RunContext
 from retrain.training.chat import RenderedPrompt
 from retrain.types import Rollout, Sampling

@@ -18,7 +18,8 @@ from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, 
 from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks
-from retrain.run.collectors.collect import Collection, added, assign_credit
+from retrain.run.collectors.rollout_metrics import added
+from retrain.run.collectors.rounds import Collection, assign_credit
 from retrain.run.collectors.steps import Collector, PhaseTimer
 from retrain.run.evaluate import measure
 from retrain.run.parity import parity

@@ -10,7 +10,7 @@ from retrain.environments.env_pool import EnvPool
 from retrain.environments.text_episode import ending, text_episode
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.functional.seeds import derive_seed
-from retrain.run.collectors.collect import requests_for, roll, score
+from retrain.run.collectors.rollouts import requests_for, roll, score
 from retrain.run.run_context import RunContext
 from retrain.training.chat import plain_text
 from retrain.types import Problem, Sampling

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from retrain.errors import DataError, EngineError, RetrainError
 from retrain.functional.seeds import derive_seed
-from retrain.run.collectors.collect import train_sampling
+from retrain.run.collectors.rollouts import train_sampling
 from retrain.run.run_context import RunContext
 from retrain.serve.chat_sessions import ChatMessage, SessionConflictError, Sessions, TurnRequest, plain_messages
 from retrain.serve.http_app import Access, HttpApp, HttpCall, JsonObject, RefusedError

@@ -6,7 +6,8 @@ import pytest
 
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.errors import DataError
-from retrain.run.collectors.collect import added, rollout_metrics, valid_rows
+from retrain.run.collectors.rollout_metrics import added, rollout_metrics
+from retrain.run.collectors.rollouts import valid_rows
 from retrain.system.records import jsonl_rows
 from retrain.types import Rollout, Turn
 from tests.make_checkpoint import make_checkpoint

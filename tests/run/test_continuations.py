@@ -8,7 +8,7 @@ import torch
 from retrain.config.load import load
 from retrain.errors import ConfigError
 from retrain.lab.monte_carlo.prefixes import Prefix
-from retrain.run.collectors.collect import collect
+from retrain.run.collectors.rounds import collect
 from retrain.run.reopen import reopen
 from tests.small_runs import TOML, digest, rows
 

@@ -6,7 +6,7 @@ import torch
 from retrain.config.load import load
 from retrain.errors import ConfigError, StorageError
 from retrain.run.build import build
-from retrain.run.collectors import collect
+from retrain.run.collectors.rounds import collect
 from retrain.run.session import Resume
 from retrain.storage.run_directory import RunDirectory
 from tests.small_runs import digest, rows
@@ -84,7 +84,7 @@ def parts(toml, tmp_path):
 
 
 def test_a_hint_is_the_first_other_success_of_the_group(parts):
-    batch = collect.collect(parts, 0, 0).batch
+    batch = collect(parts, 0, 0).batch
     rewards = torch.zeros(len(batch.rewards))
     rewards[[1, 2, 5]] = 1.0  # group 0: rows 1 and 2; group 1: row 5 alone; group 2: none
     batch = batch.replace(rewards=rewards)

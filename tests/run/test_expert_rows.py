@@ -8,7 +8,7 @@ import pytest
 from retrain.config.load import load
 from retrain.errors import ConfigError, DataError
 from retrain.run.build import build
-from retrain.run.collectors.collect import collect
+from retrain.run.collectors.rounds import collect
 from retrain.run.session import Resume
 from retrain.storage.run_directory import RunDirectory
 from tests.make_checkpoint import make_checkpoint

@@ -9,7 +9,8 @@ import pytest
 from retrain.config.load import load
 from retrain.errors import ComponentError
 from retrain.run.build import build
-from retrain.run.collectors import collect
+from retrain.run.collectors.rollouts import sampled, valid_rows
+from retrain.run.collectors.rounds import collect
 from retrain.run.session import Resume
 from retrain.storage.run_directory import RunDirectory
 from tests.small_runs import digest, rows
@@ -66,7 +67,7 @@ def parts(toml, tmp_path):
 
 
 def test_a_prompt_without_a_baseline_is_left_out(parts):
-    rollouts, _, _ = collect.sampled(parts, 0, 2, seed=3)
+    rollouts, _, _ = sampled(parts, 0, 2, seed=3)
     assert all(one.greedy is not None for one in rollouts)
 
     class Silent:
@@ -80,13 +81,13 @@ def test_a_prompt_without_a_baseline_is_left_out(parts):
             return found if len(items) > 2 else [found[0], replace(found[1], value=None, status="timeout")]
 
     pool, parts.pool = parts.pool, Silent(parts.pool)
-    rollouts, _, _ = collect.sampled(parts, 0, 2, seed=3)
+    rollouts, _, _ = sampled(parts, 0, 2, seed=3)
     parts.pool = pool
     assert [one.reward is None for one in rollouts] == [False] * 4 + [True] * 4
-    assert {one.group for one in collect.valid_rows(rollouts)} == {0}
+    assert {one.group for one in valid_rows(rollouts)} == {0}
 
 
 def test_programs_that_ask_have_no_greedy_completion(parts):
     parts.source = object()
     with pytest.raises(ComponentError, match="needs greedy completions"):
-        collect.collect(parts, 0, 0)
+        collect(parts, 0, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import DivergedError, EngineError, UserCodeError
-from retrain.run.collectors.collect import collect
+from retrain.run.collectors.rounds import collect
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
 from retrain.training.policy import TorchPolicy

@@ -28,7 +28,7 @@ from retrain.lab.audit.methods import BASELINE, DEFAULT_METHODS, ORACLE, Method,
 from retrain.lab.monte_carlo.continued_episodes import ContinuedEpisodes
 from retrain.lab.monte_carlo.prefixes import credit, prefixes, values_at
 from retrain.report.samples import best_and_worst
-from retrain.run.collectors.collect import sampled, valid_rows
+from retrain.run.collectors.rollouts import sampled, valid_rows
 from retrain.run.run_context import RunContext
 from retrain.types import POLICY_COLUMNS, Batch, Continue, Rollout
 

@@ -10,7 +10,7 @@ import torch
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.protocols import Sampler
-from retrain.run.collectors.collect import score, train_sampling
+from retrain.run.collectors.rollouts import score, train_sampling
 from retrain.run.episodes import FAILED, EpisodeRunner, turn_stream
 from retrain.types import Completion, Prefix, Request, Rollout, Sampling
 

@@ -15,15 +15,8 @@ import torch
 
 from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
-from retrain.run.collectors.collect import (
-    Collection,
-    collect,
-    greedy_sampling,
-    next_problems,
-    score,
-    train_sampling,
-    with_greedy,
-)
+from retrain.run.collectors.rollouts import greedy_sampling, next_problems, score, train_sampling, with_greedy
+from retrain.run.collectors.rounds import Collection, collect
 from retrain.run.collectors.steps import Collector, PhaseTimer
 from retrain.run.episodes import EpisodeRunner
 from retrain.run.run_context import RunContext

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from retrain.run.collectors.collect import Collection, collect
+from retrain.run.collectors.rounds import Collection, collect
 from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop
 from retrain.system.event_loop import StopFlag

@@ -11,7 +11,7 @@ from retrain.errors import ComponentError, UserCodeError
 from retrain.lab.monte_carlo.continued_episodes import ContinuedEpisodes
 from retrain.lab.monte_carlo.prefixes import prefixes
 from retrain.protocols import Sampler
-from retrain.run.collectors.collect import requests_for, roll, score, train_sampling, valid_rows
+from retrain.run.collectors.rollouts import requests_for, roll, score, train_sampling, valid_rows
 from retrain.run.episodes import turn_stream
 from retrain.run.reopen import reopen
 from retrain.types import Completion

@@ -1,0 +1,240 @@
+"""Collect a batch: sample rounds of groups, filter and resample them, add rows of sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from retrain.errors import ComponentError
+from retrain.functional.seeds import derive_seed
+from retrain.protocols import Policy
+from retrain.run.collectors.rollout_metrics import added, rollout_metrics, solved
+from retrain.run.collectors.rollouts import sampled, valid_rows
+from retrain.run.collectors.row_sources import AddedRows, rows_of_sources
+from retrain.run.run_context import EpisodeSource, RunContext
+from retrain.training.chat import RenderedPrompt
+from retrain.types import Batch, ExpertRow, Metrics, Rollout, State
+
+if TYPE_CHECKING:
+    from retrain.algorithms.graph.pipeline import Pipeline
+    from retrain.training.layout import Layout
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The rollouts of one step.
+
+    Attributes:
+        step: number of the step that trains on them, from 0.
+        rollouts: all sampled rollouts, including those whose scoring failed.
+        experts: expert rows that the step also trains on.
+        batch: the rows to train on: rollouts of the step, then `stored` ones, then expert rows. None
+            if there are no rows.
+        kept: indices into `rollouts`, one for each row of the batch that was sampled for the step.
+        cursor: index of the task's next unused problem.
+        metrics: rollout and reward statistics.
+        dropped: the filter's metrics about the groups that it dropped.
+        credit: metrics of credit assignment if the filter needed advantages, which the batch then
+            has already; otherwise None.
+        stored: rollouts provided by a source, which the step also trains on.
+    """
+
+    step: int
+    rollouts: list[Rollout]
+    experts: list[ExpertRow]
+    batch: Batch | None
+    kept: list[int]
+    cursor: int
+    metrics: Metrics
+    dropped: Metrics
+    credit: Metrics | None = None
+    stored: list[Rollout] = field(default_factory=list[Rollout])
+
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint, without the batch, which `restored` builds again."""
+        plain: State = {name: value for name, value in vars(self).items() if name not in ("batch", "credit")}
+        brought = {"stored": [r.row() for r in self.stored], "experts": [asdict(row) for row in self.experts]}
+        return plain | {"rollouts": [r.row() for r in self.rollouts]} | brought
+
+    @classmethod
+    def restored(cls, layout: Layout, state: Mapping[str, Any]) -> Collection:
+        """Return the collection of a `state_dict`, with its batch."""
+        rollouts = [Rollout.of_row(row) for row in state["rollouts"]]
+        experts = [ExpertRow(**row) for row in state["experts"]]
+        stored = [Rollout.of_row(row) for row in state.get("stored", ())]
+        train = [rollouts[index] for index in state["kept"]] + stored
+        batch = layout.batch(train, state["step"], experts) if train or experts else None
+        fields: State = {**state, "rollouts": rollouts, "stored": stored, "experts": experts, "batch": batch}
+        return cls(**fields)
+
+
+Sample = Callable[[int, int, int, int], tuple[list[Rollout], dict[int, RenderedPrompt], int]]
+"""(cursor, prompts, seed, first) -> what `sampled` returns."""
+
+
+def collect(context: RunContext, step: int, cursor: int, sample: Sample | None = None) -> Collection:
+    """Sample and score the rollouts of one step.
+
+    With `[rollout] overlap` this runs while the trainer updates, so it reads nothing that an update
+    changes.
+
+    - A filter that needs no advantages drops groups here; any other filter does so after credit.
+    - With `[rollout] resample`, new prompts replace the dropped groups of any filter, in at most
+      `max_resample` further rounds. If groups are still missing, the step trains on fewer.
+    - If the filter needs advantages, each round computes them here, and the update reuses them.
+
+    Args:
+        step: number of the step that trains on the rollouts, from 0.
+        cursor: index of the task's next unused problem.
+        sample: gives the scored groups of a round; None: `sampled`.
+    """
+    rollout, sample = context.config.rollout, sample or partial(sampled, context)
+    rounds: list[_Round] = []
+    missing, first = context.prompts if context.source is None else 0, 0
+    if context.source is not None:
+        rollouts = _episodes_of(context.pipeline, context.source)
+        rounds = [_filtered(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
+    while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
+        seed = derive_seed(context.config.training.seed, "sampling", step, len(rounds))
+        after = rounds[-1].cursor if rounds else cursor
+        rounds.append(_filtered(context, step, _Round.of(sample(after, missing, seed, first), after + missing)))
+        missing -= len({one.group for one in rounds[-1].kept})
+        first += len({one.group for one in rounds[-1].rollouts})
+    rollouts = [one for part in rounds for one in part.rollouts]
+    brought = _with_sources(context, step, rounds, rollouts)
+    kept = [one for part in rounds for one in part.kept]
+    metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
+    metrics |= context.sampler.metrics()
+    if context.env_pool is not None:
+        metrics |= context.ranks.rollouts.on_rank0(context.env_pool.metrics)
+    metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
+    # Not between rounds: the problems of a step depend on earlier steps only.
+    metrics |= brought.metrics | context.task.learn(solved(rollouts))
+    problems = {group: rendered for part in rounds for group, rendered in part.problems.items()}
+    rows = bool(kept or brought.experts)
+    batch = context.layout.batch(kept, step, brought.experts).replace(problems=problems) if rows else None
+    train = {*map(id, kept)}
+    credited = [part.batch for part in rounds if part.batch is not None and len(part.kept)]
+    return Collection(
+        step=step,
+        rollouts=rollouts,
+        experts=brought.experts,
+        batch=batch.filled(credited) if batch and credited else batch,
+        kept=[index for index, one in enumerate(rollouts) if id(one) in train],
+        cursor=rounds[-1].cursor,
+        metrics=metrics,
+        dropped=added(part.dropped for part in rounds),
+        credit=_weighted([(len(part.rollouts), part.credit) for part in rounds]) if credited else None,
+        stored=brought.stored,
+    )
+
+
+def _with_sources(context: RunContext, step: int, rounds: list[_Round], rollouts: Sequence[Rollout]) -> AddedRows:
+    """Apply the sources to the rounds of a step.
+
+    The filter drops groups of stored rollouts as well. Their round is appended to `rounds`.
+    """
+    found = rows_of_sources(context, step, rollouts)
+    for part in rounds:
+        _leave_out(part, found.left_out)
+    if not found.stored:
+        return found
+    rounds.append(_filtered(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
+    return found._replace(stored=rounds[-1].kept)
+
+
+def _leave_out(found: _Round, left_out: set[int]) -> None:
+    """Remove the groups that sources leave out from a round and from its batch."""
+    if not left_out:
+        return
+    if found.batch is not None:
+        kept = [row for row, one in enumerate(found.kept) if one.group not in left_out]
+        found.batch = found.batch.rows(torch.tensor(kept, dtype=torch.long, device=found.batch.group_ids.device))
+    found.kept = [one for one in found.kept if one.group not in left_out]
+
+
+def _episodes_of(pipeline: Pipeline, source: EpisodeSource) -> list[Rollout]:
+    """Return the episodes that the source provides for a step.
+
+    Raises:
+        ComponentError: credit assignment reads greedy completions, which a source does not provide.
+    """
+    if "greedy_rewards" in pipeline.reads:
+        problem = "credit assignment needs greedy completions, and a served program samples none"
+        raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
+    return source.rollouts()
+
+
+@dataclass
+class _Round:
+    """One round of sampling.
+
+    Attributes:
+        rollouts: all rollouts of the round.
+        kept: the rollouts to train on.
+        cursor: index of the task's next unused problem.
+        too_long: number of problems skipped because their prompts are too long.
+        problems: rendered problem of each group, by the group's number.
+        dropped: the filter's metrics about the groups that it dropped.
+        batch: the kept rollouts with advantages, if the filter needed them; otherwise None.
+        credit: metrics of credit assignment, if the filter needed advantages.
+    """
+
+    rollouts: list[Rollout]
+    kept: list[Rollout]
+    cursor: int
+    too_long: int
+    problems: Mapping[int, RenderedPrompt] = field(default_factory=dict[int, RenderedPrompt])
+    dropped: Metrics = field(default_factory=Metrics)
+    batch: Batch | None = None
+    credit: Metrics = field(default_factory=Metrics)
+
+    @classmethod
+    def of(cls, found: tuple[list[Rollout], dict[int, RenderedPrompt], int], least: int) -> _Round:
+        """Return the round of what `sampled` found; `least` is the cursor if no prompt was too long."""
+        rollouts, problems, cursor = found
+        return cls(rollouts, valid_rows(rollouts), cursor, cursor - least, problems)
+
+
+def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
+    """Drop the filter's groups from a round, and return the round.
+
+    Nothing is dropped if the filter needs advantages and `[rollout] resample` is off: then the
+    update computes them once and filters afterwards.
+    """
+    pipeline = context.pipeline
+    if found.kept and (context.config.rollout.resamples or pipeline.judges_rollouts):
+        batch = context.layout.batch(found.kept, step).replace(problems=found.problems)
+        if not pipeline.judges_rollouts:
+            batch, found.credit = assign_credit(pipeline, context.policy, batch)
+        keep, found.dropped = pipeline.informative(batch)
+        found.kept = [one for one, passes in zip(found.kept, keep.tolist(), strict=True) if passes]
+        found.batch = None if pipeline.judges_rollouts else batch.rows(keep.nonzero()[:, 0])
+    return found
+
+
+def assign_credit(pipeline: Pipeline, policy: Policy, batch: Batch) -> tuple[Batch, Metrics]:
+    """Assign credit: return the batch with its advantages and signals, and their metrics.
+
+    If a signal reads log-probs or entropies of the policy, a forward pass computes them first.
+    """
+    if columns := sorted(pipeline.policy_columns):
+        batch = batch.replace(**policy.logprobs(batch, columns))
+    metrics = pipeline.before(batch)
+    batch, reported = pipeline.credit(batch)
+    return batch, metrics | reported
+
+
+def _weighted(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
+    """Return the mean of each metric over the rounds that report it, weighted by their rollouts.
+
+    Args:
+        reports: (number of rollouts, metrics) of each round.
+    """
+    names = dict.fromkeys(name for _, report in reports for name in report)
+    rows = {name: sum(count for count, report in reports if name in report) for name in names}
+    return {name: sum(n * r[name] for n, r in reports if name in r) / rows[name] for name in names}
