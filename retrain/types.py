@@ -451,23 +451,6 @@ class Batch:
         """Return a field or extra column by name; KeyError if it has not been computed."""
         return getattr(self, name) if name in BASE_COLUMNS else self.extra[name]
 
-    def filled(self, parts: Sequence[Batch]) -> Batch:
-        """Return a copy with the advantages and extra columns of `parts`.
-
-        The rows of `parts`, one after the other, are the first rows of this batch. The other rows get 0.
-        """
-        columns: dict[str, Any] = {}
-        for name, value in {**parts[-1].extra, "advantages": self.advantages}.items():
-            if (dims := len(getattr(value, "shape", ()))) == 0:
-                columns[name] = value
-                continue
-            columns[name] = full = value.new_zeros(self.input_ids.shape[:dims])
-            first = 0
-            for part in (one.column(name) for one in parts):
-                full[(slice(first, first + len(part)), *map(slice, part.shape[1:]))] = part
-                first += len(part)
-        return self.replace(**columns)
-
     def rows(self, index: Tensor) -> Batch:
         """Return a batch of the rows `index` [n] (int64), with padding removed that none of them needs."""
         longest = max(1, int(self.attention_mask[index].sum(-1).max())) if len(index) else 1

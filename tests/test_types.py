@@ -63,17 +63,6 @@ def test_expert_rows_by_hand():
     assert not batch.advantages.any()
 
 
-def test_columns_of_parts_fill_the_batch_in_their_order():
-    expert = ExpertRow((7, 8, 9, 2, 4, 4, 4), ((2, 7),))
-    first, second = LAYOUT.batch([ONE], 0), LAYOUT.batch([TWO, TWO], 0)
-    first = first.replace(advantages=first.advantages + 1, entropy=torch.full((1, 6), 5.0), weight=0.5)
-    second = second.replace(advantages=second.advantages + 2, entropy=torch.zeros(2, 6), weight=0.25)
-    whole = LAYOUT.batch([ONE, TWO, TWO], 0, [expert]).filled([first, second])
-    assert whole.advantages[:, 0].tolist() == [1, 2, 2, 0]
-    assert whole.column("entropy").tolist() == [[5.0] * 6 + [0.0]] + [[0.0] * 7] * 3
-    assert whole.column("weight") == 0.25
-
-
 def test_reward_parts_are_columns_of_rewards_not_of_tokens():
     """With as many rewards as tokens, rows are still picked whole; experts and silent rewards are NaN."""
     named = dataclasses.replace(LAYOUT, rewards=(("exact", 1.0), ("short", 0.5), ("polite", 0.1)))

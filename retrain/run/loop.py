@@ -19,7 +19,7 @@ from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks
 from retrain.run.collectors.rollout_metrics import added
-from retrain.run.collectors.rounds import Collection, assign_credit
+from retrain.run.collectors.rounds import Collection, scored_by_policy
 from retrain.run.collectors.steps import Collector, PhaseTimer
 from retrain.run.evaluate import measure
 from retrain.run.parity import parity
@@ -213,11 +213,10 @@ def update(
     if batch is None:
         return {"update/skipped": 1.0} | collection.dropped, None
     with timer("credit"), context.ranks.during(f"the credit of step {collection.step}"):
-        if collection.credit is None:
-            batch, credit = assign_credit(context.pipeline, context.policy, batch)
-            keep, counts = context.pipeline.informative(batch)
-        else:  # `collect` has applied the filter already
-            credit, keep, counts = collection.credit, ~batch.is_expert, Metrics()
+        batch = scored_by_policy(context, batch)
+        metrics |= context.pipeline.before(batch)
+        batch, credit = context.pipeline.credit(batch)
+        keep, counts = context.pipeline.informative(batch)
         sampled = torch.arange(len(keep), device=keep.device) < len(collection.kept)
         share = len(batch.group_ids[keep & sampled].unique()) / context.prompts
         if context.ranks.size > 1:

@@ -72,24 +72,26 @@ def test_prompts_too_long_for_the_model_are_left_out_and_counted(train, tmp_path
 
 
 @pytest.mark.slow
-def test_with_resampling_on_credit_every_row_is_credited_once(train, monkeypatch):
-    credited, sampled = [], []
-    real = Pipeline.credit
+def test_with_resampling_on_credit_the_step_credits_all_kept_rows_at_once(train, monkeypatch):
+    """What normalizes over the batch sees all of it, and components observe a step once."""
+    steps = []
+    real = Pipeline.before
 
-    def credit(self, batch):
-        credited.append(len(batch.rewards))
+    def before(self, batch):
+        steps.append(batch)
         return real(self, batch)
 
-    monkeypatch.setattr(Pipeline, "credit", credit)
+    monkeypatch.setattr(Pipeline, "before", before)
     run = train(
         "rollout.resample=uninformative",
         "rollout.max_resample=3",
         "algorithm.transform_mode=gtpo",
         "eval.problems=0",
-        observe=lambda event, details: sampled.append(details) if event == "step" else None,
     )
-    steps = rows(run / "metrics.jsonl")
-    assert sum(credited) == sum(row["rollout/completions"] for row in steps)
-    assert any(row["rollout/completions"] > 12 for row in steps), "nothing was sampled again"
-    assert all("advantage/abs_mean" in row for row in steps)
-    assert len(sampled) == 4
+    written = rows(run / "metrics.jsonl")
+    assert any(row["rollout/completions"] > 12 for row in written), "nothing was sampled again"
+    trained = [
+        sum("advantages" in rollout for _, rollout in jsonl_rows(file)) for file in sorted((run / "rollouts").iterdir())
+    ]
+    assert [len(batch.rewards) for batch in steps] == [count for count in trained if count]
+    assert all("advantage/abs_mean" in row for row in written)

@@ -7,11 +7,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Policy
 from retrain.run.collectors.rollout_metrics import added, rollout_metrics, solved
 from retrain.run.collectors.rollouts import sampled, valid_rows
 from retrain.run.collectors.row_sources import AddedRows, rows_of_sources
@@ -38,8 +35,6 @@ class Collection:
         cursor: index of the task's next unused problem.
         metrics: rollout and reward statistics.
         dropped: the filter's metrics about the groups that it dropped.
-        credit: metrics of credit assignment if the filter needed advantages, which the batch then
-            has already; otherwise None.
         stored: rollouts provided by a source, which the step also trains on.
     """
 
@@ -51,12 +46,11 @@ class Collection:
     cursor: int
     metrics: Metrics
     dropped: Metrics
-    credit: Metrics | None = None
     stored: list[Rollout] = field(default_factory=list[Rollout])
 
     def state_dict(self) -> State:
         """Return the state for a checkpoint, without the batch, which `restored` builds again."""
-        plain: State = {name: value for name, value in vars(self).items() if name not in ("batch", "credit")}
+        plain: State = {name: value for name, value in vars(self).items() if name != "batch"}
         brought = {"stored": [r.row() for r in self.stored], "experts": [asdict(row) for row in self.experts]}
         return plain | {"rollouts": [r.row() for r in self.rollouts]} | brought
 
@@ -82,10 +76,12 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
     With `[rollout] overlap` this runs while the trainer updates, so it reads nothing that an update
     changes.
 
-    - A filter that needs no advantages drops groups here; any other filter does so after credit.
-    - With `[rollout] resample`, new prompts replace the dropped groups of any filter, in at most
-      `max_resample` further rounds. If groups are still missing, the step trains on fewer.
-    - If the filter needs advantages, each round computes them here, and the update reuses them.
+    - A filter that reads no credit drops groups here; any other filter only counts them, after the
+      step's credit: groups without an advantage have no gradient.
+    - With `[rollout] resample`, new prompts replace the groups that any filter drops, in at most
+      `max_resample` further rounds. If groups are still missing, the step trains on fewer. A filter
+      that reads credit then judges a round by the round's own credit. The batch has none yet: the
+      step assigns it to all kept rows at once.
 
     Args:
         step: number of the step that trains on the rollouts, from 0.
@@ -118,17 +114,15 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
     rows = bool(kept or brought.experts)
     batch = context.layout.batch(kept, step, brought.experts).replace(problems=problems) if rows else None
     train = {*map(id, kept)}
-    credited = [part.batch for part in rounds if part.batch is not None and len(part.kept)]
     return Collection(
         step=step,
         rollouts=rollouts,
         experts=brought.experts,
-        batch=batch.filled(credited) if batch and credited else batch,
+        batch=batch,
         kept=[index for index, one in enumerate(rollouts) if id(one) in train],
         cursor=rounds[-1].cursor,
         metrics=metrics,
         dropped=added(part.dropped for part in rounds),
-        credit=_weighted([(len(part.rollouts), part.credit) for part in rounds]) if credited else None,
         stored=brought.stored,
     )
 
@@ -140,21 +134,11 @@ def _with_sources(context: RunContext, step: int, rounds: list[_Round], rollouts
     """
     found = rows_of_sources(context, step, rollouts)
     for part in rounds:
-        _leave_out(part, found.left_out)
+        part.kept = [one for one in part.kept if one.group not in found.left_out]
     if not found.stored:
         return found
     rounds.append(_filtered(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
     return found._replace(stored=rounds[-1].kept)
-
-
-def _leave_out(found: _Round, left_out: set[int]) -> None:
-    """Remove the groups that sources leave out from a round and from its batch."""
-    if not left_out:
-        return
-    if found.batch is not None:
-        kept = [row for row, one in enumerate(found.kept) if one.group not in left_out]
-        found.batch = found.batch.rows(torch.tensor(kept, dtype=torch.long, device=found.batch.group_ids.device))
-    found.kept = [one for one in found.kept if one.group not in left_out]
 
 
 def _episodes_of(pipeline: Pipeline, source: EpisodeSource) -> list[Rollout]:
@@ -180,8 +164,6 @@ class _Round:
         too_long: number of problems skipped because their prompts are too long.
         problems: rendered problem of each group, by the group's number.
         dropped: the filter's metrics about the groups that it dropped.
-        batch: the kept rollouts with advantages, if the filter needed them; otherwise None.
-        credit: metrics of credit assignment, if the filter needed advantages.
     """
 
     rollouts: list[Rollout]
@@ -190,8 +172,6 @@ class _Round:
     too_long: int
     problems: Mapping[int, RenderedPrompt] = field(default_factory=dict[int, RenderedPrompt])
     dropped: Metrics = field(default_factory=Metrics)
-    batch: Batch | None = None
-    credit: Metrics = field(default_factory=Metrics)
 
     @classmethod
     def of(cls, found: tuple[list[Rollout], dict[int, RenderedPrompt], int], least: int) -> _Round:
@@ -203,38 +183,20 @@ class _Round:
 def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
     """Drop the filter's groups from a round, and return the round.
 
-    Nothing is dropped if the filter needs advantages and `[rollout] resample` is off: then the
-    update computes them once and filters afterwards.
+    Nothing is dropped if the filter reads credit and `[rollout] resample` is off. With `resample` such
+    a filter gets the round's own credit, from the state that components have after the last step.
     """
     pipeline = context.pipeline
     if found.kept and (context.config.rollout.resamples or pipeline.judges_rollouts):
         batch = context.layout.batch(found.kept, step).replace(problems=found.problems)
         if not pipeline.judges_rollouts:
-            batch, found.credit = assign_credit(pipeline, context.policy, batch)
+            batch, _ = pipeline.credit(scored_by_policy(context, batch))
         keep, found.dropped = pipeline.informative(batch)
         found.kept = [one for one, passes in zip(found.kept, keep.tolist(), strict=True) if passes]
-        found.batch = None if pipeline.judges_rollouts else batch.rows(keep.nonzero()[:, 0])
     return found
 
 
-def assign_credit(pipeline: Pipeline, policy: Policy, batch: Batch) -> tuple[Batch, Metrics]:
-    """Assign credit: return the batch with its advantages and signals, and their metrics.
-
-    If a signal reads log-probs or entropies of the policy, a forward pass computes them first.
-    """
-    if columns := sorted(pipeline.policy_columns):
-        batch = batch.replace(**policy.logprobs(batch, columns))
-    metrics = pipeline.before(batch)
-    batch, reported = pipeline.credit(batch)
-    return batch, metrics | reported
-
-
-def _weighted(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
-    """Return the mean of each metric over the rounds that report it, weighted by their rollouts.
-
-    Args:
-        reports: (number of rollouts, metrics) of each round.
-    """
-    names = dict.fromkeys(name for _, report in reports for name in report)
-    rows = {name: sum(count for count, report in reports if name in report) for name in names}
-    return {name: sum(n * r[name] for n, r in reports if name in r) / rows[name] for name in names}
+def scored_by_policy(context: RunContext, batch: Batch) -> Batch:
+    """Return the batch with the policy's log-probs and entropies that signals read, if there are any."""
+    columns = sorted(context.pipeline.policy_columns)
+    return batch.replace(**context.policy.logprobs(batch, columns)) if columns else batch
