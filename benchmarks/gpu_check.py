@@ -41,12 +41,12 @@ from retrain.engines.embedded.static import StaticSlots
 from retrain.engines.torch_engine import TorchEngine
 from retrain.registry import find
 from retrain.storage import checkpoint
+from retrain.training.distributed.ranks import ALONE, RENDEZVOUS, Ranks, join
 from retrain.training.memory import ModelShape, estimate_memory
 from retrain.training.model.loading import Loaded
 from retrain.training.model.quantized import quantize
 from retrain.training.model.ragged import has_ragged_attention
 from retrain.training.policy import TorchPolicy
-from retrain.training.ranks import ALONE, RENDEZVOUS, Ranks, join
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Batch, Request, Sampling
 

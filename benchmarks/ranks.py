@@ -21,8 +21,8 @@ from update import BETAS, LEARNING_RATE, make_batch, model
 
 from retrain.algorithms.graph.objective import Objective
 from retrain.registry import find
+from retrain.training.distributed.ranks import ALONE, RENDEZVOUS, Ranks, join
 from retrain.training.policy import TorchPolicy
-from retrain.training.ranks import ALONE, RENDEZVOUS, Ranks, join
 from retrain.training.settings import PolicySettings, Shard
 
 

@@ -333,13 +333,13 @@ MUTANTS = [
     ),
     Mutant(
         "gradients averaged over the ranks",
-        "training/shards.py",
+        "training/distributed/shards.py",
         [("module.set_gradient_divide_factor(1.0)", "module.set_gradient_divide_factor(2.0)")],
         ["training/test_ranks.py"],
     ),
     Mutant(
         "weights left unsharded after a forward",
-        "training/shards.py",
+        "training/distributed/shards.py",
         [('"reshard_after_forward": True', '"reshard_after_forward": False')],
         ["training/test_ranks.py"],
     ),
@@ -387,7 +387,7 @@ MUTANTS = [
     ),
     Mutant(
         "the rows of another rank read from a checkpoint",
-        "training/shards.py",
+        "training/distributed/sharding.py",
         [("(mesh.get_rank(), mesh.get_rank() + 1)", "(0, 1)")],
         ["run/test_rank_runs.py"],
     ),

@@ -182,7 +182,8 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        from retrain.training.ranks import launched, leave
+        from retrain.system.process import launched
+        from retrain.training.distributed.ranks import leave
 
         if end.code and launched():
             leave(int(end.code))

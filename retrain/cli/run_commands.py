@@ -20,9 +20,8 @@ from rich.text import Text
 
 from retrain.cli.arguments import ApiKeyEnv, File, Json, Overrides, api_key, warn, warn_of_host
 from retrain.errors import ConfigError, ConfigProblem, StorageError
-from retrain.system.process import thread_waiting
+from retrain.system.process import launched, thread_waiting
 from retrain.system.terminal import say, shown
-from retrain.training.ranks import launched
 
 if TYPE_CHECKING:
     from retrain.config.resolve import LoadedConfig

@@ -12,10 +12,9 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from retrain import registry
-from retrain.algorithms.graph.column_graph import Stage, contributing, plan
+from retrain.algorithms.graph.column_graph import Stage, contributing, hyper_of, plan
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
-from retrain.algorithms.graph.plain_functions import hyper_of
 from retrain.algorithms.transforms.token_stages import DEFAULT_CORRECTION, transform_chain
 from retrain.config.document import Place
 from retrain.config.positions import Path

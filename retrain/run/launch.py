@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from retrain.errors import EngineError, Preempted
 from retrain.system.process import SignalHandler, start
 from retrain.system.terminal import say
-from retrain.training.ranks import RENDEZVOUS
+from retrain.training.distributed.ranks import RENDEZVOUS
 
 _SLURM = """\
 #!/bin/bash

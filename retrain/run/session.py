@@ -25,7 +25,7 @@ from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
 from retrain.storage.run_files import config_changes, flatten, read_rows, understood
 from retrain.system.masking import masked
-from retrain.training.ranks import join, launched
+from retrain.system.process import launched
 from retrain.types import Observer, State
 
 Around = Callable[[RunContext], AbstractContextManager[Any]]
@@ -75,6 +75,7 @@ def _join(loaded: LoadedConfig) -> Ranks:
     if not launched():
         return ALONE
     from retrain.run.build import choose_device
+    from retrain.training.distributed.ranks import join
 
     return join(choose_device(loaded.config.training.device).type, loaded.config.distributed.timeout_s)
 

@@ -297,3 +297,8 @@ class ExitOnSigterm(SignalHandler):
     def receive(self, number: int) -> None:
         if not self.exiting:
             raise SystemExit(0)
+
+
+def launched() -> bool:
+    """Return True if `--ranks` or torchrun started this process as a rank."""
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from retrain.system.extras import library
+from retrain.training.distributed.sharding import like
 from retrain.training.settings import PolicySettings
-from retrain.training.shards import like
 from retrain.types import State
 
 VALUE_HEAD = "value_head."

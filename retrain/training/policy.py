@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +17,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from retrain.functional.mismatch import Mismatch
 from retrain.protocols import ALONE, Ranks
 from retrain.training.cpu_kernels import trim_freed_memory
-from retrain.training.model import lora
+from retrain.training.distributed.sharding import like, local, shard
 from retrain.training.model.forward import Forward, MicroBatch, ValueForward
 from retrain.training.model.loading import ParameterReader
 from retrain.training.optim import VALUE_HEAD, Optimizer
 from retrain.training.rounded_weights import RoundedWeights
-from retrain.training.settings import PolicySettings
-from retrain.training.shards import like, local, shard
+from retrain.training.settings import POLICY_ADAPTER, PolicySettings
 from retrain.types import Batch, Metrics, State
 from retrain.weights import as_lazy
 
@@ -83,9 +82,9 @@ class TorchPolicy:
             has_values: add a value head, zero at first; the policy then computes values instead of log-probs.
         """
         self.settings, self.ranks, self.step = settings, ranks, 0
-        other, self._name = shares or (None, lora.POLICY)
+        other, self._name = shares or (None, POLICY_ADAPTER)
         if other is None:
-            self.adapter: Any = lora.inject(model, settings.lora) if settings.lora else None
+            self.adapter: Any = _lora().inject(model, settings.lora) if settings.lora else None
             self.model: Any = model if settings.lora else model.float()
         else:
             self.adapter, self.model = other.adapter, other.model
@@ -95,13 +94,13 @@ class TorchPolicy:
         self._shards = other._shards if other else shard(self.model, settings, ranks, source)
         # Before any forward pass: during one, FSDP replaces the sharded parameters of the model by whole ones.
         head = self._shards.spread(_value_head(self.model), settings) if has_values else None
-        with lora.active(self.adapter, self._name):  # only the active adapter's parameters require a gradient
+        with self._own_adapter():  # only the active adapter's parameters require a gradient
             self.optimizer = Optimizer(self.model, settings, head)
         rounded = RoundedWeights(self.optimizer.parameters, settings.seed, ranks.rank) if settings.rounds else None
         self._rounded = rounded
         self.forward = Forward(self.model, settings, self._shards)
         if head is not None:
-            with lora.active(self.adapter, self._name):
+            with self._own_adapter():
                 self.forward = ValueForward(self.model, settings, self._shards, head)
         self._earlier: dict[str, Tensor] = {}
         self.nonfinite, self._refused = 0, False
@@ -122,7 +121,7 @@ class TorchPolicy:
             model, source = self._shards.copied(self.model)
             return TorchPolicy(model, settings, self.ranks, source, has_values=has_values)
         assert settings.lora is not None, "the sibling of a policy with LoRA needs LoRA settings"
-        lora.add(self.adapter, name, settings.lora)
+        _lora().add(self.adapter, name, settings.lora)
         return TorchPolicy(self.model, settings, self.ranks, shares=(self, name), has_values=has_values)
 
     @property
@@ -139,7 +138,7 @@ class TorchPolicy:
         Returns:
             {name: [N, T] float32, 0 outside response_mask}, in nats where the column is a log-prob or an entropy.
         """
-        with lora.active(self.adapter, self._name):
+        with self._own_adapter():
             return self.forward.logprobs(batch, columns)
 
     def values(self, batch: Batch) -> Tensor:
@@ -148,7 +147,7 @@ class TorchPolicy:
         The value in column t is that of the prefix before token t, in the unit of the reward.
         """
         assert isinstance(self.forward, ValueForward)
-        with lora.active(self.adapter, self._name):
+        with self._own_adapter():
             return self.forward.values(batch)
 
     def head_weights(self) -> dict[str, Tensor]:
@@ -175,7 +174,7 @@ class TorchPolicy:
             from retrain.training.model.quantized import dequantized
 
             return dequantized(self.model, self.ranks.rank)
-        return self._shards.whole(lora.base_weights(self.model))
+        return self._shards.whole(_lora().base_weights(self.model))
 
     @cached_property
     def _frozen(self) -> Forward:
@@ -248,7 +247,7 @@ class TorchPolicy:
         for epoch in range(self.settings.epochs):
             if epoch and recredit is not None:
                 steps = self._recredited(steps, batch.replace(advantages=recredit()), objective)
-            with lora.active(self.adapter, self._name):
+            with self._own_adapter():
                 several = len(steps) * self.settings.epochs > 1 and "old_logprobs" in objective.reads
                 if several and not epoch:
                     # In the micro-batches of the update: others round differently, and the first ratio would not be 1.
@@ -279,7 +278,7 @@ class TorchPolicy:
         """
         parameters = [*self.optimizer.parameters.values()]
         live = (weights != 0).any(-1).nonzero()[:, 0].tolist()
-        with lora.active(self.adapter, self._name):
+        with self._own_adapter():
             for index, _ in self.forward.micro_batches(batch, live):
                 rows = batch.rows(index)
                 width = rows.input_ids.shape[1]
@@ -298,7 +297,7 @@ class TorchPolicy:
         """
         if self.adapter is None:
             return self.forward.weights()
-        return as_lazy(self.reference_weights()).adapted(lora.updates(self.model, self._name))
+        return as_lazy(self.reference_weights()).adapted(_lora().updates(self.model, self._name))
 
     def state_dict(self) -> State:
         """Return trained parameters (with LoRA those of the adapter), optimizer state and step, without copying.
@@ -328,7 +327,7 @@ class TorchPolicy:
             base: path or name of the base model to record; "" keeps the one that the model was loaded from.
             card: text of the README.md; "" writes none.
         """
-        lora.save(self.adapter, folder, base, card)
+        _lora().save(self.adapter, folder, base, card)
 
     def load_adapter(self, folder: Path) -> None:
         """Load an adapter that `save_adapter` wrote.
@@ -336,7 +335,15 @@ class TorchPolicy:
         Raises:
             StorageError: the file cannot be read, or it does not fit this model.
         """
-        lora.load(self.adapter, folder)
+        _lora().load(self.adapter, folder)
+
+    def _own_adapter(self) -> AbstractContextManager[None]:
+        """Make this policy's adapter the only active and trainable one inside a block."""
+        return nullcontext() if self.adapter is None else _lora().active(self.adapter, self._name)
+
+    def _own_dropout(self) -> AbstractContextManager[None]:
+        """Turn on the dropout of this policy's adapter inside a block."""
+        return nullcontext() if self.adapter is None else _lora().training(self.model, self._name, self.ranks)
 
     def _plan(self, batch: Batch, objective: Objective) -> list[_Step]:
         """Return one step per minibatch.
@@ -367,7 +374,7 @@ class TorchPolicy:
             scored: the batch has `old_logprobs`; otherwise the current log-probs are used.
         """
         tally = _Tally()
-        with lora.training(self.model, self._name, self.ranks):
+        with self._own_dropout():
             for index, counts in step.parts:
                 rows = step.batch.rows(index)
                 width = rows.input_ids.shape[1]
@@ -464,6 +471,13 @@ class _Tally:
             metrics = part.metrics()
             found |= {f"mismatch/{name}_stale_{age}": metrics[f"mismatch/{name}"] for name in _BY_STALENESS}
         return found | (self.mismatch.metrics() if self.mismatch else {})
+
+
+def _lora() -> Any:
+    """Return the module of adapters, which a run without them does not import."""
+    from retrain.training.model import lora
+
+    return lora
 
 
 def _value_head(model: Any) -> torch.nn.Linear:

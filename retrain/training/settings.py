@@ -17,6 +17,10 @@ Shard = Literal["full", "none"]
 """With several ranks: "full" shards the weights over them, "none" keeps whole weights on each."""
 
 
+POLICY_ADAPTER = "default"
+"""Name of the policy's adapter; it is peft's name for the first one."""
+
+
 @dataclass(frozen=True)
 class LoraSettings:
     """Low-rank adapters on frozen weights: W + (alpha / r) B A (Hu et al., LoRA, arXiv:2106.09685).

@@ -27,13 +27,13 @@ from retrain.run.session import Resume, run
 from retrain.storage.checkpoint import save
 from retrain.storage.run_directory import ExistingRun
 from retrain.training.auxiliary.critic import Critic
+from retrain.training.distributed.ranks import join
+from retrain.training.distributed.sharding import local
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.model.quantized import quantize
 from retrain.training.policy import TorchPolicy
 from retrain.training.prm import ProcessRewards
-from retrain.training.ranks import join
 from retrain.training.settings import LoraSettings, PolicySettings
-from retrain.training.shards import local
 from tests.training.small_models import make_batch, make_model, make_objective
 
 TABLE: dict[str, dict[str, Any]] = {

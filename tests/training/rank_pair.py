@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from retrain.training.ranks import RENDEZVOUS
+from retrain.training.distributed.ranks import RENDEZVOUS
 from tests.forks import PYTHON
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.errors import EngineError
 from retrain.protocols import ALONE
+from retrain.training.distributed.ranks import RENDEZVOUS, join
 from retrain.training.model.builtin_model import build_tokenizer
 from retrain.training.model.forward import deal, micro_batches
 from retrain.training.model.loading import load_model
-from retrain.training.ranks import RENDEZVOUS, join
 from tests.forks import PYTHON
 from tests.training import rank_cases
 from tests.training.rank_cases import TABLE, train
@@ -222,7 +222,7 @@ import sys, threading
 from retrain.cli.main import main
 from retrain.errors import EngineError
 from retrain.run import session
-from retrain.training.ranks import join
+from retrain.training.distributed.ranks import join
 
 def lost(*_, **__):
     ranks, event = join("cpu", 60), threading.Event()

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from retrain.algorithms.graph.plain_functions import CONTEXT_READS, LISTS_READS
 from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, names, transform
 from retrain.types import POLICY_COLUMNS
 
 _WRITES = {"advantage": "episode", "filter": "keep"}
+LISTS_READS = ("rewards", "group_ids")
+"""Columns of a plain function of rewards."""
+CONTEXT_READS = (
+    "rewards",
+    "lengths",
+    "correct",
+    "group_ids",
+    "input_ids",
+    "response_mask",
+    "sampler_logprobs",
+    "planning_mask",
+    "sepa_lambda",
+    "step",
+)
+"""Columns of a plain function of a `TransformContext`."""
+CONTEXT_PARAMETERS = {"gtpo_beta": ("gtpo", "beta"), "hicra_alpha": ("hicra", "alpha")}
+"""Fields of TransformContext that contain a parameter of another transform: {field: (transform, parameter)}."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,16 @@ def plan(
     _check_used(planner.graph)
     _check_states(planner.graph)
     return planner.graph
+
+
+def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
+    """Return the fields of TransformContext that come from other transforms.
+
+    Args:
+        transform: returns the bound transform of a name, or None.
+    """
+    bound = {field: (transform(name), key) for field, (name, key) in CONTEXT_PARAMETERS.items()}
+    return {field: one.params[key] for field, (one, key) in bound.items() if one}
 
 
 def contributing(graph: Sequence[Stage], wanted: Collection[str] = ("advantages",)) -> list[Stage]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retrain.algorithms.graph.column_graph import CONTEXT_PARAMETERS
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
-from retrain.algorithms.graph.plain_functions import CONTEXT_PARAMETERS
 from retrain.algorithms.planning.planning_mask import advantage_split, planning_ratio
 from retrain.algorithms.sepa import entropy_metrics
 from retrain.algorithms.transforms.token_stages import transform_chain

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import functional as F
 from retrain.algorithms.graph.column_graph import Stage, plan
-from retrain.algorithms.graph.plain_functions import call_context, call_lists
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.protocols import StatefulComponent
 from retrain.registry import Bound, signal
@@ -247,8 +246,12 @@ class Pipeline:
 
     def _stage(self, stage: Stage, columns: dict[str, Any]) -> tuple[Any, Metrics]:
         if stage.bound.component.contract == "lists":
+            from retrain.algorithms.graph.plain_functions import call_lists
+
             value, metrics = call_lists(stage.bound, columns), {}
         elif stage.bound.component.contract == "context":
+            from retrain.algorithms.graph.plain_functions import call_context
+
             value, metrics = call_context(stage.bound, columns, columns["episode"], self._hyper)
         else:
             value, metrics = self._called(stage, columns)

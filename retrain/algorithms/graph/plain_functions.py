@@ -15,22 +15,6 @@ from retrain.types import Metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-LISTS_READS = ("rewards", "group_ids")
-CONTEXT_READS = (
-    "rewards",
-    "lengths",
-    "correct",
-    "group_ids",
-    "input_ids",
-    "response_mask",
-    "sampler_logprobs",
-    "planning_mask",
-    "sepa_lambda",
-    "step",
-)
-CONTEXT_PARAMETERS = {"gtpo_beta": ("gtpo", "beta"), "hicra_alpha": ("hicra", "alpha")}
-"""Fields of TransformContext that contain a parameter of another transform: {field: (transform, parameter)}."""
-
 
 @dataclass
 class TransformContext:
@@ -97,16 +81,6 @@ class TransformOutput:
 
 AlgorithmContext = TransformContext
 AlgorithmOutput = TransformOutput
-
-
-def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
-    """Return the fields of TransformContext that come from other transforms.
-
-    Args:
-        transform: returns the bound transform of a name, or None.
-    """
-    bound = {field: (transform(name), key) for field, (name, key) in CONTEXT_PARAMETERS.items()}
-    return {field: one.params[key] for field, (one, key) in bound.items() if one}
 
 
 def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain import registry
-from retrain.algorithms.graph.plain_functions import CONTEXT_PARAMETERS, CONTEXT_READS
+from retrain.algorithms.graph.column_graph import CONTEXT_PARAMETERS, CONTEXT_READS
 from retrain.config.positions import Path
 from retrain.config.resolve import Resolved, Slot
 from retrain.config.schema import Config

@@ -11,8 +11,8 @@ import torch
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
+from retrain.algorithms.graph.column_graph import hyper_of
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
-from retrain.algorithms.graph.plain_functions import hyper_of
 from retrain.algorithms.graph.responses import padded, response_batch
 from retrain.algorithms.transforms.token_stages import transform_chain
 from retrain.errors import ComponentError, DataError

@@ -173,8 +173,8 @@ class TeacherLogprobs(StatefulComponent):
 
     def _loaded(self, tokenizer: Any, path: str, **options: Any) -> Callable[[Batch], Tensor]:
         """Load the model at a path; return a function that computes its log-probs."""
+        from retrain.training.distributed.sharding import shard
         from retrain.training.model.forward import Forward
-        from retrain.training.shards import shard
 
         policy, dtype = self._policy, options["dtype"]
         model, source = load_second_model(policy, tokenizer, path, "[teacher] model", **options)

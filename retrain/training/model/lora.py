@@ -18,11 +18,9 @@ from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks
 from retrain.system.extras import library
 from retrain.system.files import staged, writing
-from retrain.training.settings import LoraSettings
+from retrain.training.settings import POLICY_ADAPTER, LoraSettings
 from retrain.weights import LowRank
 
-POLICY = "default"
-"""Name of the policy's adapter; it is peft's name for the first one."""
 _LAYERS = (nn.Linear, nn.Embedding, Conv1D)
 """Layer types whose adapter is a product of two matrices."""
 
@@ -74,8 +72,8 @@ def add(wrapper: Any, name: str, settings: LoraSettings) -> None:
 
 @contextmanager
 def active(wrapper: Any, name: str) -> Generator[None]:
-    """Make this adapter the only active and trainable one inside this block; without a wrapper, do nothing."""
-    if wrapper is None or wrapper.active_adapter == name:
+    """Make this adapter the only active and trainable one inside this block."""
+    if wrapper.active_adapter == name:
         yield
         return
     before = wrapper.active_adapter
@@ -175,13 +173,13 @@ def save(wrapper: Any, path: Path, base: str, card: str = "") -> None:
         StorageError: the folder cannot be written; an earlier one stays unchanged.
     """
     if base:
-        wrapper.peft_config[POLICY].base_model_name_or_path = base
+        wrapper.peft_config[POLICY_ADAPTER].base_model_name_or_path = base
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path, durable=False) as stage:
             stage.mkdir()
             # The embeddings are frozen. With peft's default it requests the hub, to see if they were resized.
-            wrapper.save_pretrained(stage, selected_adapters=[POLICY], save_embedding_layers=False)
+            wrapper.save_pretrained(stage, selected_adapters=[POLICY_ADAPTER], save_embedding_layers=False)
             (stage / "README.md").unlink()  # peft writes an empty template
             if card:
                 (stage / "README.md").write_text(card, encoding="utf-8")
@@ -197,10 +195,10 @@ def load(wrapper: Any, path: Path) -> None:
 
     file = path / "adapter_model.safetensors"
     try:
-        report = set_peft_model_state_dict(wrapper, load_file(file), adapter_name=POLICY)
+        report = set_peft_model_state_dict(wrapper, load_file(file), adapter_name=POLICY_ADAPTER)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise StorageError(f"{file}: the adapter cannot be read ({error})") from error
-    if missing := [name for name in report.missing_keys if f".{POLICY}." in name]:
+    if missing := [name for name in report.missing_keys if f".{POLICY_ADAPTER}." in name]:
         raise StorageError(f"{file} has no weights for {', '.join(missing[:3])}")
 
 

@@ -1,4 +1,4 @@
-"""Sharding of a model's weights over ranks. This is the only module that uses FSDP2 and DTensor."""
+"""Models on several ranks: replicated, or sharded by FSDP2, which no other module uses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.errors import EngineError
-from retrain.protocols import WHOLE, CheckpointRows, Ranks, Shards
+from retrain.protocols import Ranks, Shards
+from retrain.training.distributed.sharding import device_of, full
 from retrain.training.model.loading import ParameterReader, fill, parameter_names
 from retrain.training.settings import PolicySettings
 from retrain.weights import LazyWeights
@@ -60,7 +61,7 @@ class Sharded(Replicated):
         super().__init__(ranks)
         self._blank = None if settings.lora else _blank(model)  # with LoRA a second model shares the base
         self._root: Any = _Root(model)
-        self.casts, self.device = settings.dtype != "float32", _device(ranks)
+        self.casts, self.device = settings.dtype != "float32", device_of(ranks)
         options: dict[str, Any] = {
             "mesh": ranks.mesh,
             # Also for the root, which FSDP keeps whole by default: the optimizer needs its sharded parameters.
@@ -117,10 +118,10 @@ class Sharded(Replicated):
 
     def copied(self, model: Any) -> tuple[Any, ParameterReader | None]:
         own = dict(self._model.named_parameters())
-        return copy.deepcopy(self._blank), lambda name: _full(own[name].detach())
+        return copy.deepcopy(self._blank), lambda name: full(own[name].detach())
 
     def full(self, tensor: Tensor) -> Tensor:
-        return _full(tensor)
+        return full(tensor)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return _gathered(tensors)
@@ -137,29 +138,6 @@ class _Root(nn.Module):
         return function(*args)
 
 
-def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: ParameterReader | None = None) -> Shards:
-    """Shard a model over the ranks if `settings.shard` is "full"; call this before creating the optimizer.
-
-    Args:
-        model: a transformers causal LM.
-        settings: settings of its training.
-        ranks: the processes that train it together.
-        source: reads the values of parameters on the meta device.
-    """
-    if ranks.mesh is not None and settings.shard == "full":
-        return Sharded(model, settings, ranks, source)
-    if source is not None:
-        called = parameter_names(model)
-        fill(model, lambda p: source(called[id(p)]))
-        model.to(_device(ranks))
-    return Replicated(ranks) if ranks.size > 1 else WHOLE
-
-
-def _device(ranks: Ranks) -> torch.device:
-    kind = ranks.mesh.device_type
-    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-
-
 def _blank(model: Any) -> Any:
     """Copy the model's structure and buffers, with parameters on the meta device.
 
@@ -169,45 +147,6 @@ def _blank(model: Any) -> Any:
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()
     }
     return copy.deepcopy(model, memo)
-
-
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's rows of a sharded tensor, or a whole tensor itself; both share memory with the argument."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Return True if the rows of this tensor are divided among the ranks."""
-    return isinstance(tensor, DTensor)
-
-
-def like(value: Tensor | CheckpointRows, parameter: Tensor) -> Tensor:
-    """Return a copy of a value on the parameter's device, sharded like the parameter if it has the same shape.
-
-    Args:
-        value: a tensor, or rows of a checkpoint, of which only those that this rank needs are read.
-        parameter: the parameter that the value belongs to; the value may also be an optimizer's scalar.
-    """
-    if isinstance(value, CheckpointRows):
-        if not isinstance(parameter, DTensor):
-            return value.between(0, value.count).to(parameter.device)
-        # FSDP2 gives every rank ceil(rows / ranks) rows, except the last ones.
-        mesh = parameter.device_mesh
-        share = -(-value.count // mesh.size())
-        first, end = (min(value.count, place * share) for place in (mesh.get_rank(), mesh.get_rank() + 1))
-        rows = value.between(first, end).to(parameter.device)
-        return DTensor.from_local(
-            rows, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-        )
-    if isinstance(parameter, DTensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
-        return distribute_tensor(
-            value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-        ).clone()
-    return value.detach().clone().to(parameter.device)
 
 
 def _gathered(tensors: Mapping[str, Tensor]) -> LazyWeights:
@@ -221,7 +160,7 @@ def _gathered(tensors: Mapping[str, Tensor]) -> LazyWeights:
         found = gathered.get(id(value))
         if found is None:
             with torch.inference_mode(False):  # engines read weights in inference mode, in which DTensor fails
-                found = gathered[id(value)] = _full(value.detach())
+                found = gathered[id(value)] = full(value.detach())
         return found
 
     mesh = next(value.device_mesh for value in tensors.values() if isinstance(value, DTensor))

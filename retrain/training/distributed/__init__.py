@@ -1,0 +1,1 @@
+"""Ranks of a run, and the weights that they share."""
