@@ -35,6 +35,8 @@ def test_means_are_over_scored_completions_and_lengths_over_all():
     metrics = rollout_metrics(rollouts)
     assert metrics["reward/mean"] == metrics["reward/accuracy"] == metrics["reward/std"] == 0.5
     assert (metrics["reward/failed"], metrics["tokens/response"], metrics["rollout/truncated"]) == (1, 4, 1 / 3)
+    assert (metrics["tokens/right"], metrics["tokens/wrong"]) == (3, 1)
+    assert "tokens/wrong" not in rollout_metrics(rollouts[:1])
 
 
 def test_counts_of_an_earlier_round_outlive_a_round_that_counts_nothing():

@@ -33,6 +33,9 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         "rollout/truncated": sum(r.truncated for r in rollouts) / len(rollouts),
         "rollout/completions": float(len(rollouts)),
     }
+    for name, right in (("right", True), ("wrong", False)):
+        if found := [r.length for r in scored if bool(r.correct) is right]:
+            metrics[f"tokens/{name}"] = sum(found) / len(found)
     greedy = {one.group: one.greedy for one in rollouts if one.greedy is not None}
     metrics |= {"reward/greedy": sum(greedy.values()) / len(greedy)} if greedy else {}
     for name in sorted({name for r in scored for name in r.parts}):
