@@ -20,7 +20,7 @@ from statistics import median
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_NUM_THREADS")
 TIMES = ("time/step_s", "time/rollout_s", "time/update_s")
-QUICK = ("warmup.steps=0", "eval.every=0", "eval.problems=8", "checkpoint.every=0", "logging.rollouts_every=0")
+QUICK = ("eval.every=0", "eval.problems=8", "checkpoint.every=0", "logging.rollouts_every=0")
 
 
 def run(config: str, setting: str, steps: int) -> list[float]:
