@@ -88,6 +88,7 @@ def test_with_resampling_on_credit_the_step_credits_all_kept_rows_at_once(train,
         "rollout.resample=uninformative",
         "rollout.max_resample=3",
         "algorithm.transform_mode=gtpo",
+        "logging.rollouts_every=1",
         "eval.problems=0",
     )
     written = rows(run / "metrics.jsonl")

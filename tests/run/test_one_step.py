@@ -41,7 +41,7 @@ MODELS = (
     *("engines/embedded/fused.py", "engines/embedded/general.py"),
     *PUT_IN,
 )
-MOST = 16
+MOST = 18
 
 
 class Trace:

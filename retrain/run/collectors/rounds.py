@@ -132,6 +132,8 @@ def _with_sources(context: RunContext, step: int, rounds: list[_Round], rollouts
 
     The filter drops groups of stored rollouts as well. Their round is appended to `rounds`.
     """
+    if not context.row_sources:
+        return AddedRows(set(), [], [], {})
     found = rows_of_sources(context, step, rollouts)
     for part in rounds:
         part.kept = [one for one in part.kept if one.group not in found.left_out]
