@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from retrain import Observation, environment
-from retrain.environments.contract import EpisodeGenerator
+from retrain.environments.contract import EpisodeGenerator, Observation
+from retrain.registry import environment
 
 _CALL = re.compile(r"=\s*(\d{1,9})\+(\d{1,9})\s*")
 _FINAL = re.compile(r"so (\d{1,10})\s*")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from retrain import Observation, environment
-from retrain.environments.contract import EpisodeGenerator
+from retrain.environments.contract import EpisodeGenerator, Observation
+from retrain.registry import environment
 
 
 @environment("grid")

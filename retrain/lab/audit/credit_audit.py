@@ -21,6 +21,7 @@ from torch import Tensor
 
 from retrain.algorithms.graph.objective import Objective, source_of
 from retrain.algorithms.planning.token_text import TokenText
+from retrain.api import RunContext, sampled, valid_rows
 from retrain.errors import ComponentError, DataError
 from retrain.functional.seeds import derive_seed
 from retrain.lab.audit import gradient_quality as G
@@ -28,8 +29,6 @@ from retrain.lab.audit.methods import BASELINE, DEFAULT_METHODS, ORACLE, Method,
 from retrain.lab.monte_carlo.continued_episodes import ContinuedEpisodes
 from retrain.lab.monte_carlo.prefixes import credit, prefixes, values_at
 from retrain.report.samples import best_and_worst
-from retrain.run.collectors.rollouts import sampled, valid_rows
-from retrain.run.run_context import RunContext
 from retrain.types import POLICY_COLUMNS, Batch, Continue, Rollout
 
 LEVEL = 0.05

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.algorithms.transforms.token_stages import CHAINS, transform_chain
+from retrain.api import RunContext, seed_generators
 from retrain.config.resolve import Resolved
 from retrain.errors import ComponentError, did_you_mean
 from retrain.functional.seeds import derive_seed
 from retrain.registry import Bound, Component, bind, find, is_dotted, names
 from retrain.registry.component import MARK
 from retrain.registry.lookup import load_object
-from retrain.run.loop import seed_generators
-from retrain.run.run_context import RunContext
 from retrain.types import POLICY_COLUMNS, Batch, State
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def audit(  # noqa: PLR0913 - the options of the command
     True advantages are estimated from continuations of every prefix. The effective batch is how many times larger
     grpo's batch would have to be for an equally good gradient. --json prints one line per checkpoint.
     """
-    from retrain.run.reopen import reopen
+    from retrain.api import reopen
 
     found: list[Audit] = []
     for place, trained in _places(run, step, every):

@@ -34,7 +34,7 @@ def judge(  # noqa: PLR0913 - the options of the command
     testbed-NAME.toml in [logging] dir, and runs it; the same command resumes it. Exit codes are those of
     `retrain campaign`.
     """
-    from retrain.campaign.plan.load_campaign import load_campaign
+    from retrain.api import load_campaign
     from retrain.config.load import load
     from retrain.lab import testbed as plan
     from retrain.system.files import write_text

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from retrain.api import FAILED, EpisodeRunner, score, train_sampling, turn_stream
 from retrain.errors import ComponentError, UserCodeError
 from retrain.protocols import Sampler
-from retrain.run.collectors.rollouts import score, train_sampling
-from retrain.run.episodes import FAILED, EpisodeRunner, turn_stream
 from retrain.types import Completion, Prefix, Request, Rollout, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retrain.run.run_context import RunContext
+    from retrain.api import RunContext
     from retrain.training.chat import RenderedPrompt
 
 
