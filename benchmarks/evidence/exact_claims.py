@@ -1,0 +1,85 @@
+"""Two claims of the literature that need no training: exact figures from the advantages themselves.
+
+    python benchmarks/evidence/exact_claims.py          prints the tables of docs/replications.md, in a second
+
+- "In a group that is all correct, the normalisation absorbs the coefficient of a length penalty" (DCA,
+  arXiv:2602.02099): advantages of four right answers of 10, 20, 30 and 40 tokens, over the coefficient.
+- "Dividing by the standard deviation weighs very easy and very hard questions up" (Dr. GRPO, arXiv:2503.20783): a
+  question's expected sum of |advantage| over a group of eight, by its pass rate, as a multiple of that at one half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb
+from typing import Any
+
+from retrain import compute_composable_advantages
+
+LENGTHS = (10, 20, 30, 40)
+GAMMAS = (0.0, 0.0001, 0.001, 0.01, 0.1)
+BETAS = (0.0, 0.1, 0.2, 0.5, 1.0)
+RATES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
+GROUP = 8
+
+
+def credit(rewards: Sequence[float], mode: str, lengths: Sequence[int] = (), **params: Any) -> list[float]:
+    """Return the advantage of each completion of a group; answers are correct where the reward is above 0."""
+    ones = [[0.0]] * len(rewards)
+    found = compute_composable_advantages(
+        rewards,
+        ones,
+        [[0]] * len(rewards),
+        advantage_mode=mode,
+        advantage_params=params,
+        lengths_G=[*lengths] or None,
+        correct_G=[reward > 0 for reward in rewards],
+    )
+    return [row[0] for row in found.token_advs]
+
+
+def penalised(gamma: float) -> list[float]:
+    """Advantages of the all-correct group with a length penalty in the reward, 1 - gamma * length."""
+    return credit([1.0] * len(LENGTHS), "grpo_lp", LENGTHS, gamma=gamma)
+
+
+def decoupled(beta: float) -> list[float]:
+    """Advantages of the all-correct group with DCA's length term of weight beta."""
+    return credit([1.0] * len(LENGTHS), "dca", LENGTHS, beta=beta)
+
+
+def weight(mode: str, rate: float) -> float:
+    """Expected sum of |advantage| of a group of eight answers that are right with this probability."""
+    return sum(
+        comb(GROUP, right)
+        * rate**right
+        * (1 - rate) ** (GROUP - right)
+        * sum(map(abs, credit([1.0] * right + [0.0] * (GROUP - right), mode)))
+        for right in range(1, GROUP)
+    )
+
+
+def relative(mode: str) -> list[float]:
+    """Weight of a question by its pass rate, as a multiple of that of a question with pass rate one half."""
+    return [weight(mode, rate) / weight(mode, 0.5) for rate in RATES]
+
+
+def row(name: str, values: Sequence[float]) -> str:
+    return f"| {name} | " + " | ".join(f"{value:+.3f}" for value in values) + " |"
+
+
+def main() -> None:
+    print("| all correct, lengths | " + " | ".join(map(str, LENGTHS)) + " |")
+    print("|---" * (len(LENGTHS) + 1) + "|")
+    for gamma in GAMMAS:
+        print(row(f"penalty, gamma {gamma:g}", penalised(gamma)))
+    for beta in BETAS:
+        print(row(f"DCA, beta {beta:g}", decoupled(beta)))
+    print("\n| pass rate | " + " | ".join(f"{rate:g}" for rate in RATES) + " |")
+    print("|---" * (len(RATES) + 1) + "|")
+    for name, mode in (("no division", "grpo"), ("standard deviation", "grpo_std"), ("mean (MaxRL)", "maxrl")):
+        print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in relative(mode)) + " |")
+
+
+if __name__ == "__main__":
+    main()
