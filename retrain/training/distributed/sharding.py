@@ -40,7 +40,7 @@ def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: ParameterR
 def device_of(ranks: Ranks) -> torch.device:
     """Return the device of this rank's weights."""
     kind = ranks.mesh.device_type
-    return torch.device(kind, torch.cuda.currentdevice_of()) if kind == "cuda" else torch.device(kind)
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def full(tensor: Tensor) -> Tensor:
