@@ -564,6 +564,11 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         "rollout/truncated": sum(r.truncated for r in rollouts) / len(rollouts),
         "rollout/completions": float(len(rollouts)),
     }
+    texts: defaultdict[int, list[str]] = defaultdict(list)
+    for one in rollouts:
+        texts[one.group].append(one.text)
+    if several := [Counter(found).most_common(1)[0][1] / len(found) for found in texts.values() if len(found) > 1]:
+        metrics["rollout/identical"] = sum(several) / len(several)
     greedy = {one.group: one.greedy for one in rollouts if one.greedy is not None}
     metrics |= {"reward/greedy": sum(greedy.values()) / len(greedy)} if greedy else {}
     for name in sorted({name for r in scored for name in r.parts}):

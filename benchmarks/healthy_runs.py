@@ -1,0 +1,79 @@
+"""How often the findings of a run speak although the run is healthy.
+
+Trains shipped configurations for 20 steps on the quickstart's task, with several seeds each, and counts the findings
+in the stored runs. In all of these runs the policy learns, so every finding is a false alarm.
+
+    OMP_NUM_THREADS=1 python benchmarks/healthy_runs.py runs/healthy [--seeds 12] [--only quickstart dapo ...]
+    OMP_NUM_THREADS=1 python benchmarks/healthy_runs.py runs/healthy --count   the table of docs/troubleshooting.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from retrain.config.load import load
+from retrain.report.run_summary import status
+from retrain.run.findings import FINDINGS
+from retrain.run.session import Resume, run
+
+ROOT = Path(__file__).resolve().parents[1]
+AHEAD = "overlap"
+"""The quickstart with rollouts that are two steps old."""
+FILES = (
+    AHEAD,
+    *("quickstart", "grpo", "maxrl", "dr_grpo", "cispo", "gspo", "dapo", "hicra", "sepa", "dca", "gdpo", "grpo_lp"),
+    *(f"methods/{name}" for name in ("ppo", "opo", "remax", "sapo", "lite_ppo", "clip_cov")),
+)
+SETTINGS = (
+    *('task.name="strategy"', "training.max_steps=20", "training.batch_size=8", "training.group_size=8"),
+    *("training.lr=3e-4", 'optimizer.schedule="constant"', "reward_pool.workers=0"),
+    *("eval.every=20", "eval.problems=256", "eval.greedy=false", "checkpoint.every=0", "logging.rollouts_every=1"),
+)
+
+
+def train(folder: Path, name: str, seed: int) -> None:
+    """Train one run, unless it has been trained before."""
+    label = f"{name.replace('/', '-')}-s{seed}"
+    if (folder / label / "model").is_dir():
+        return
+    began = time.process_time()
+    sets = (*SETTINGS, f"training.seed={seed}", f'logging.dir="{folder}"', f'logging.name="{label}"')
+    if name == AHEAD:
+        name, sets = "quickstart", (*sets, "rollout.overlap=2", "reward_pool.workers=1")
+    run(load(ROOT / "configs" / f"{name}.toml", sets), Resume("fresh"), lambda event, details: None)
+    print(f"{label}: {time.process_time() - began:.1f} s of CPU time", flush=True)
+
+
+def count(folder: Path) -> None:
+    """Print how often each finding speaks."""
+    runs = sorted(path.parent for path in folder.glob("*/model"))
+    spoke: defaultdict[str, list[str]] = defaultdict(list)
+    for path in runs:
+        for one in status(path)["findings"]:
+            spoke[one["name"]].append(f"{path.name}: {one['text']}")
+    print(f"| finding | speaks in {len(runs)} healthy runs | share |\n|---|---|---|")
+    for one in FINDINGS:
+        print(f"| `{one.__name__}` | {len(spoke[one.__name__])} | {len(spoke[one.__name__]) / len(runs):.1%} |")
+    for lines in spoke.values():
+        print(*lines, sep="\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--only", nargs="+", default=FILES)
+    parser.add_argument("--count", action="store_true")
+    given = parser.parse_args()
+    if given.count:
+        return count(given.folder)
+    for seed in range(given.seeds):
+        for name in given.only:
+            train(given.folder, name, seed)
+
+
+if __name__ == "__main__":
+    main()
