@@ -14,6 +14,8 @@ from retrain.system.lock import Lock
 from retrain.system.records import read_json
 
 MetricsRow = Mapping[str, Any]
+_FINDING = ("name", "step", "text", "page")
+"""Keys of a finding in status.json."""
 
 
 def status(run: Path) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def _status(run: Path) -> dict[str, Any]:
         "owner": lock.owner(),
         "error": stored.get("error"),
         "stopped": stored.get("stopped"),
-        "findings": stored.get("findings", []),
+        "findings": [{key: one[key] for key in _FINDING} for one in stored.get("findings", ())],
         "looked_at": stored.get("looked_at", []),
     }
 

@@ -217,9 +217,10 @@ def test_two_runs_that_learn_nothing_are_drawn_within_their_axes(tmp_path):
 def test_the_findings_of_runs_are_counted(tmp_path):
     directory = write_campaign(tmp_path / "found", conditions=("grpo", "maxrl"), **SMALL)
     assert "no significant change" not in render(analyze([read_campaign(directory)]), [])
+    one = {"step": 10, "text": "a text", "page": "a page"}
     names = {"grpo/s0": ["cut_off", "nothing_learned"], "grpo/s1": ["nothing_learned"], "maxrl/s0": []}
     for place, found in names.items():
-        facts = {"outcome": "finished", "looked_at": ["cut_off"], "findings": [{"name": name} for name in found]}
+        facts = {"outcome": "finished", "looked_at": ["cut_off"], "findings": [one | {"name": name} for name in found]}
         (directory / "cells" / place / "status.json").write_text(json.dumps(facts))
     text = write_report(directory).files[1].read_text()
     assert re.search(r"\| condition \| runs \|.* findings \| no significant change \|", text)
