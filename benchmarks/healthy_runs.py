@@ -34,13 +34,22 @@ SETTINGS = (
 )
 
 
+def warm_started(folder: Path) -> Path:
+    """Return the model that all runs start from: that of the quickstart after its warm start."""
+    if not (folder / "start" / "model").is_dir():
+        sets = ("training.max_steps=0", "eval.problems=0", f'logging.dir="{folder}"', 'logging.name="start"')
+        run(load(ROOT / "configs" / "quickstart.toml", sets), Resume("fresh"), lambda event, details: None)
+    return folder / "start" / "model"
+
+
 def train(folder: Path, name: str, seed: int) -> None:
     """Train one run, unless it has been trained before."""
     label = f"{name.replace('/', '-')}-s{seed}"
     if (folder / label / "model").is_dir():
         return
     began = time.process_time()
-    sets = (*SETTINGS, f"training.seed={seed}", f'logging.dir="{folder}"', f'logging.name="{label}"')
+    sets = (*SETTINGS, f'model.path="{warm_started(folder)}"', f"training.seed={seed}", f'logging.dir="{folder}"')
+    sets = (*sets, f'logging.name="{label}"')
     if name == AHEAD:
         name, sets = "quickstart", (*sets, "rollout.overlap=2", "reward_pool.workers=1")
     run(load(ROOT / "configs" / f"{name}.toml", sets), Resume("fresh"), lambda event, details: None)
@@ -49,7 +58,7 @@ def train(folder: Path, name: str, seed: int) -> None:
 
 def count(folder: Path) -> None:
     """Print how often each finding speaks."""
-    runs = sorted(path.parent for path in folder.glob("*/model"))
+    runs = sorted(path.parent for path in folder.glob("*-s*/model"))
     spoke: defaultdict[str, list[str]] = defaultdict(list)
     for path in runs:
         for one in status(path)["findings"]:
