@@ -1,4 +1,4 @@
-"""Commands that read a configuration and train nothing: validate, explain, schema."""
+"""Commands that read a configuration and train nothing: validate, explain, schema, reward check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from retrain.cli.arguments import File, Json, Overrides, warn
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, UserCodeError
 from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, shown
 
@@ -127,6 +127,38 @@ def explain(
         warn(warnings)
     if any(result.startswith("failed") for result in run["probe"].values()):
         raise typer.Exit(ConfigError.exit_code)
+
+
+def check_rewards(
+    file: File,
+    overrides: Overrides = None,
+    rows: Annotated[int, typer.Option(min=1, help="Problems of the task to build completions from.")] = 20,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="A form of wrong completions that may count as right. Repeatable.")
+    ] = None,
+) -> None:
+    """Show what the rewards of a run file pay for right, wrong and cheating completions.
+
+    Exit code 1 if wrong completions of a form count as right.
+    """
+    from retrain.config.load import load
+    from retrain.tools.reward_check import FORMS, as_table
+    from retrain.tools.reward_check import check_rewards as check
+
+    wrong = [one.name for one in FORMS if one.right is False]
+    if unknown := [name for name in allow or () if name not in wrong]:
+        raise typer.BadParameter(f'no form is called "{unknown[0]}"; forms: {", ".join(wrong)}', param_hint="--allow")
+    loaded = load(file, overrides or ())
+    found = check(loaded, rows)
+    say("\n".join(as_table(loaded, found).aligned()))
+    holes = {one.form.name: one.correct for one in found if one.form.name in wrong and one.correct}
+    missed = [one.form.name for one in found if one.form.right and one.correct <= 0.5]
+    if missed:
+        say(f"? right, and counts as wrong: {', '.join(missed)}")
+    if holes:
+        say(f"! wrong, and counts as right: {', '.join(f'{name} ({share:.0%})' for name, share in holes.items())}")
+    if set(holes) - set(allow or ()):
+        raise typer.Exit(UserCodeError.exit_code)
 
 
 def _bibliography(configs: Sequence[LoadedConfig]) -> None:

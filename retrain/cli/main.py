@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Check a configuration; list every error with line, column and fix.",
     ),
     "explain": ("retrain.cli.config_commands:explain", "Show what a configuration will do, without doing it."),
+    "reward check": ("retrain.cli.config_commands:check_rewards", "Show what rewards pay for right and wrong answers."),
     "eval": ("retrain.cli.trained_commands:evaluate", "Evaluate a trained model on held-out problems."),
     "sample": ("retrain.cli.trained_commands:sample", "Chat with a trained model."),
     "play": ("retrain.cli.trained_commands:play", "Play an environment, or watch a run's model play it."),

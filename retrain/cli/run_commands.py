@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -216,10 +216,7 @@ def _picture(facts: list[dict[str, Any]]) -> RenderableType:
     from retrain.cli.campaign_display import picture
 
     return Group(
-        *(
-            Group(Text(shown(one["path"])), picture(one)) if "runs" in one else Text(_line(one), no_wrap=True)
-            for one in facts
-        )
+        *(Group(Text(shown(one["path"])), picture(one)) if "runs" in one else Group(*_lines(one)) for one in facts)
     )
 
 
@@ -228,6 +225,13 @@ def _is_active(facts: dict[str, Any]) -> bool:
     if "runs" in facts:
         return any(row["state"] in ("waiting", "running", "stopped") for row in facts["runs"])
     return facts["state"] == "running"
+
+
+def _lines(row: dict[str, Any]) -> Iterator[Text]:
+    """Yield the line of a run, and one for each of its findings."""
+    yield Text(_line(row), no_wrap=True)
+    for one in row.get("findings", ()):
+        yield Text(shown(f"  {one['name']}: {one['text']} ({one['page']})"), style="yellow")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -306,6 +306,8 @@ class Logging(Section):
     """Other names for metrics in trackers: { "loss/sft" = "expert/sft_loss" }. Names in metrics.jsonl do not change."""
     completions: Natural = 0
     """Completions sent to trackers from each step whose rollouts are stored; 0: none."""
+    findings: bool = True
+    """Say what is wrong with the run, on the terminal, in status.json and in the report."""
 
 
 class Plugins(Section):

@@ -51,6 +51,25 @@ def mean_interval(values: Sequence[float], z: float = 1.96) -> tuple[float, floa
     return mean, max(0.0, center - half), min(1.0, center + half)
 
 
+def change_interval(first: tuple[float, float, float], last: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Difference of two shares with its 95% interval, from their own intervals (Newcombe's hybrid score interval).
+
+    d = p2 - p1;  low = d - sqrt((p2 - l2)^2 + (u1 - p1)^2),  high = d + sqrt((u2 - p2)^2 + (p1 - l1)^2)
+
+    It treats the two shares as independent. For two evaluations of the same problems, which are positively correlated,
+    it is wider than needed.
+
+    Args:
+        first, last: (share p, lower end l, upper end u), as `mean_interval` returns them.
+    Returns:
+        (d, low, high), in [-1, 1].
+    References: Newcombe, Interval estimation for the difference between independent proportions (1998), method 10.
+    """
+    (p1, l1, u1), (p2, l2, u2) = first, last
+    change = p2 - p1
+    return change, change - math.hypot(p2 - l2, u1 - p1), change + math.hypot(u2 - p2, p1 - l1)
+
+
 def ratio_interval(
     totals: Sequence[float], sizes: Sequence[int], z: float = 1.96
 ) -> tuple[float, float | None, float | None]:

@@ -115,6 +115,8 @@ def _render(run: Path, reload_s: float) -> str:
         state=_state(facts),
         summary=summary(metrics, evals),
         recipe=recipe(config),
+        findings=facts["findings"],
+        looked_at=facts["looked_at"],
         facts=_facts(metrics, evals),
         charts=[drawn for drawn in _charts(metrics, evals) if drawn[2]],
         metrics=_ranges(metrics),

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import ConfigError, ConfigProblem
+from retrain.functional.evaluation import change_interval
 from retrain.report.page import percent, plural
 from retrain.storage.run_files import read_rows, understood
 from retrain.system.lock import Lock
 from retrain.system.records import read_json
 
 MetricsRow = Mapping[str, Any]
+_FINDING = ("name", "step", "text", "page")
+"""Keys of a finding in status.json."""
 
 
 def status(run: Path) -> dict[str, Any]:
@@ -20,8 +23,9 @@ def status(run: Path) -> dict[str, Any]:
 
     Returns:
         path, state ("running", "killed", or the outcome), steps, max_steps, reward, accuracy with ci_low and ci_high
-        after eval_step steps, eta_s while running, checkpoint (name of the newest), owner, error, and stopped (the
-        reason of an early end). A value that is not known yet is None.
+        after eval_step steps, eta_s while running, checkpoint (name of the newest), owner, error, stopped (the reason
+        of an early end), findings, and looked_at (names of the findings that were asked). A value that is not known
+        yet is None.
 
     Raises:
         ConfigError: there is no run at this path.
@@ -60,6 +64,8 @@ def _status(run: Path) -> dict[str, Any]:
         "owner": lock.owner(),
         "error": stored.get("error"),
         "stopped": stored.get("stopped"),
+        "findings": [{key: one[key] for key in _FINDING} for one in stored.get("findings", ())],
+        "looked_at": stored.get("looked_at", []),
     }
 
 
@@ -77,16 +83,24 @@ def summary(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> str:
     interval = f"{percent(last['accuracy'])} (95% interval {percent(last['ci_low'])} to {percent(last['ci_high'])})"
     if len(evals) == 1:
         return f"Held-out accuracy is {interval} on {last['problems']} problems after {last['step']} steps."
-    change = last["accuracy"] - first["accuracy"]
-    verb = "rose" if change > 0 else "fell" if change < 0 else "did not change:"
-    clear = first["ci_high"] < last["ci_low"] or last["ci_high"] < first["ci_low"]
-    tail = "" if clear else " The intervals before and after overlap."
+    points, low, high = change(evals)
+    moved = f"from {percent(first['accuracy'])} to {percent(last['accuracy'])}"
+    start = f"Held-out accuracy {'rose' if low > 0 else 'fell'} {moved}"
+    if low <= 0 <= high:
+        start = f"No significant change of held-out accuracy, {moved}"
+    greedy = ""
     if "greedy_accuracy" in first and "greedy_accuracy" in last:
-        tail = f" Greedy: from {percent(first['greedy_accuracy'])} to {percent(last['greedy_accuracy'])}.{tail}"
+        greedy = f" Greedy: from {percent(first['greedy_accuracy'])} to {percent(last['greedy_accuracy'])}."
     return (
-        f"Held-out accuracy {verb} from {percent(first['accuracy'])} to {interval} "
-        f"on {last['problems']} problems in {last['step'] - first['step']} steps.{tail}"
+        f"{start} ({100 * points:+.1f} points, 95% interval {100 * low:+.1f} to {100 * high:+.1f}), "
+        f"on {last['problems']} problems in {last['step'] - first['step']} steps.{greedy}"
     )
+
+
+def change(evals: Sequence[MetricsRow]) -> tuple[float, float, float]:
+    """Return the change of held-out accuracy from the first to the last evaluation, with its 95% interval."""
+    first, last = ((row["accuracy"], row["ci_low"], row["ci_high"]) for row in (evals[0], evals[-1]))
+    return change_interval(first, last)
 
 
 def task_of(config: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from retrain.protocols import ALONE, Ranks, RowSource, Sampler, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
-from retrain.run.continuations import Continuations
+from retrain.run.collectors.continuations import Continuations
 from retrain.run.run_context import RunContext, SamplingContext, TrainState
 from retrain.storage.run_directory import RunDirectory
 from retrain.system.model_paths import model_location, positions

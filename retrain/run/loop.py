@@ -229,7 +229,7 @@ def update(
     with timer("update"), context.ranks.during(f"the update of step {collection.step}"):
         epochs = EpochCredit(context.pipeline, batch)
         if context.pipeline.holds_policy(collection.step):
-            metrics["update/skipped"] = 1.0
+            metrics |= {"update/skipped": 1.0, "update/held": 1.0}
         else:
             metrics |= context.policy.update(
                 batch, context.objective, epochs if context.pipeline.is_epochwise else None
@@ -256,6 +256,8 @@ def record(context: RunContext, collection: Collection, batch: Batch | None, met
     shown = {"max_steps": context.config.training.max_steps, "memory_mb": peak_memory(context.policy.device) / 1e6}
     context.observe("step", row | shown)
     context.observe("sample", shown_rows(collection.rollouts[:1])[0])
+    if context.findings is not None:
+        context.findings.after_step(row, collection.rollouts)
 
 
 def shown_rows(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
@@ -308,6 +310,8 @@ def evaluate_and_record(context: RunContext, step: int, collector: Collector | N
     for tracker in context.trackers:
         tracker.log(step, {f"eval/{name}": value for name, value in row.items() if name != "step"})
     context.observe("eval", row)
+    if context.findings is not None:
+        context.findings.after_evaluation(row)
     key = (context.config.checkpoint.best or "").removeprefix("eval/")
     if key and collector and context.directory.is_best(key, step):
         context.directory.save_checkpoint(step, collector.state_dict(step), best=True)

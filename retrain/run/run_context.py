@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from retrain.environments.env_pool import EnvPool
     from retrain.registry import Bound
     from retrain.rewards.pool import RewardPool
+    from retrain.run.findings import RunFindings
     from retrain.storage.run_directory import RunDirectory
     from retrain.training.chat import Chat
     from retrain.training.layout import Layout
@@ -152,6 +153,7 @@ class RunContext(SamplingContext):
         trackers: receivers of metrics besides the run directory.
         source: provides the episodes of every step, instead of task and environment; otherwise None.
         sets: context for each of `[[eval.sets]]`, by name.
+        findings: says what is wrong with the run; None on other ranks than 0, and if they are switched off.
     """
 
     pool: RewardPool
@@ -162,6 +164,7 @@ class RunContext(SamplingContext):
     trackers: Sequence[Tracker] = ()
     source: EpisodeSource | None = None
     sets: Mapping[str, RunContext] = field(default_factory=dict[str, "RunContext"])
+    findings: RunFindings | None = None
 
     def request_stop(self) -> None:
         """Request sampler and episode source to stop after this step. Called in a signal handler."""

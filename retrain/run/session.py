@@ -18,6 +18,7 @@ from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageErro
 from retrain.protocols import ALONE, Ranks
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
+from retrain.run.findings import Evidence, RunFindings
 from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop, StopCondition
 from retrain.storage import checkpoint
@@ -27,6 +28,9 @@ from retrain.storage.run_files import config_changes, flatten, read_rows, unders
 from retrain.system.masking import masked
 from retrain.system.process import launched
 from retrain.types import Observer, State
+
+_PROMPTS = 8
+"""Number of problems whose prompts the findings read."""
 
 Around = Callable[[RunContext], AbstractContextManager[Any]]
 
@@ -248,18 +252,39 @@ def _watched(context: RunContext) -> RunContext:
 
 
 def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[int, int]:
-    """Load a checkpoint if there is one, and return (steps done, cursor of the task)."""
-    if state is None:
-        return 0, 0
-    with understood(context.directory.path):
-        # The file at the same path may have changed; the cursor would then select other problems.
-        saved = state["loop"]["data"]
-        known = {name: facts for name, facts in context.data.items() if name in saved or name != "model"}
-        for change in _changes(saved, known, resume):  # a checkpoint of 0.1 has no hashes of the model
-            context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
-        start, cursor = context.load_state_dict(state)
-    context.observe("message", {"text": f"resumed after step {start}", "level": "info"})
+    """Load a checkpoint if there is one, prepare the findings, and return (steps done, cursor of the task)."""
+    start = cursor = 0
+    if state is not None:
+        with understood(context.directory.path):
+            # The file at the same path may have changed; the cursor would then select other problems.
+            saved = state["loop"]["data"]
+            known = {name: facts for name, facts in context.data.items() if name in saved or name != "model"}
+            for change in _changes(saved, known, resume):  # a checkpoint of 0.1 has no hashes of the model
+                context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
+            start, cursor = context.load_state_dict(state)
+        context.observe("message", {"text": f"resumed after step {start}", "level": "info"})
+    context.findings = _findings(context, start)
     return start, cursor
+
+
+def _findings(context: RunContext, start: int) -> RunFindings | None:
+    """Return the findings of a run that has done `start` steps; None on other ranks than 0, or if they are off."""
+    if context.ranks.rank or not context.config.logging.findings:
+        context.directory.facts = {}
+        return None
+    rows, evals = (read_rows(context.directory.path / f"{name}.jsonl") for name in ("metrics", "eval"))
+    problems = map(context.task.problem, range(_PROMPTS)) if start == 0 and context.source is None else ()
+    evidence = Evidence(
+        config=context.config,
+        rewards=context.components.all("reward"),
+        losses=context.components.all("loss"),
+        hidden=context.chat.hidden.values(),
+        written=context.chat.written.values(),
+        prompts=[one.prompt for one in problems if isinstance(one.prompt, str)],
+        rows=[*rows],
+        evals=[*evals],
+    )
+    return RunFindings(evidence, start, context.directory, context.observe)
 
 
 def finish(context: RunContext, seconds: float) -> None:
@@ -268,9 +293,11 @@ def finish(context: RunContext, seconds: float) -> None:
 
     folder, run = context.directory.path / "model", context.directory.path
     export(context, folder)
+    repeated = context.findings.after_run() if context.findings is not None else ""
     with understood(run):
         text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
     text += f" It ended early: {context.directory.stopped}." if context.directory.stopped else ""
     for best in checkpoint.every(run / "best"):
         text += f" The best by {context.config.checkpoint.best} is {best}."
+    text += f" {repeated[:1].upper()}{repeated[1:]}." if repeated else ""
     context.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})

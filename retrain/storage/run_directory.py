@@ -59,6 +59,8 @@ _FILES = (
     "run_id",
 )
 _FOLDERS = ("rollouts", "eval", "checkpoints", "best", "model")
+_FACTS = ("findings", "looked_at")
+"""Entries of status.json that a continued run starts with."""
 _ROLLOUT_FILE = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
 _EVALUATION_FILE = re.compile(r"step-(\d{6,})(\..+)?\.jsonl\.gz")
 
@@ -93,6 +95,7 @@ class RunDirectory:
     Attributes:
         restored: path of the checkpoint from which the run continues; None if it starts from zero.
         stopped: reason why the run ends before its last step; "" if it does not.
+        facts: further entries of status.json, with those of the run that is continued; see `write_facts`.
 
     Raises:
         ConfigError: on entry: the mode does not allow the existing run, there is none to resume, or another process
@@ -111,6 +114,7 @@ class RunDirectory:
         self._settings, self._observe = settings, observe
         self._lock = Lock(path / "lock")
         self._earlier_status: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self._started: State = {}
 
     def __enter__(self) -> RunDirectory:
@@ -128,7 +132,8 @@ class RunDirectory:
             try:
                 self._prepare_existing()
                 self._earlier_status = {} if self.mode == "fresh" else self._stored_status()
-                self._write_status({"outcome": "running"})
+                self.facts = {name: self._earlier_status[name] for name in _FACTS if name in self._earlier_status}
+                self._write_status({"outcome": "running"} | self.facts)
             except BaseException:
                 self._lock.release()
                 raise
@@ -136,7 +141,7 @@ class RunDirectory:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.ranks.rank:
             return
-        status: dict[str, Any] = {"outcome": _outcome(error)}
+        status: dict[str, Any] = {"outcome": _outcome(error)} | self.facts
         if error is None and self.stopped:
             status["stopped"] = self.stopped
         if isinstance(error, RetrainError):
@@ -147,6 +152,12 @@ class RunDirectory:
         with writing(self.path) if error is None else suppress(OSError):
             self._write_status(status)
             self._lock.release()
+
+    def write_facts(self, facts: dict[str, Any]) -> None:
+        """Write further entries to the status.json of the run in progress and of its end. Only rank 0 may call this."""
+        self.facts = facts
+        with writing(self.path):
+            self._write_status({"outcome": "running"} | facts)
 
     def _prepare_existing(self) -> None:
         """Refuse or delete an existing run, depending on the mode."""

@@ -96,7 +96,7 @@ class Chat:
         Other special tokens, such as a `<think>` of the tokenizer, are part of the text, so that a reward can read
         them.
         """
-        return str(self.tokenizer.decode([token for token in ids if token not in self._markers]))
+        return str(self.tokenizer.decode([token for token in ids if token not in self.hidden]))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Text of each token, special tokens included; a character of several tokens belongs to the last of them."""
@@ -200,15 +200,20 @@ class Chat:
         return TokenText(self.tokenizer, special=True)
 
     @cached_property
-    def _markers(self) -> frozenset[int | None]:
-        """Special tokens that carry no text: begin, end, padding, and those that the template puts around a message."""
+    def hidden(self) -> Mapping[int, str]:
+        """Special tokens that `decode` leaves out, id -> text: begin, end, padding, and those of `written`."""
         ids = {getattr(self.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")} | {self.end_id}
-        if self.templated:
-            # An answer with a question behind it: many templates write an empty <think> in front of the last answer.
-            turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
-            written = set(self.encode(self.render(turns)))
-            ids |= {token for token, text in self.tokenizer.added_tokens_decoder.items() if text.special} & written
-        return frozenset(ids)
+        return {one: str(self.tokenizer.convert_ids_to_tokens(one)) for one in ids if one is not None} | self.written
+
+    @cached_property
+    def written(self) -> dict[int, str]:
+        """Special tokens that the chat template writes around messages, id -> text; empty without a template."""
+        if not self.templated:
+            return {}
+        # An answer with a question behind it: many templates write an empty <think> in front of the last answer.
+        turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+        ids, known = set(self.encode(self.render(turns))), self.tokenizer.added_tokens_decoder
+        return {one: str(text) for one, text in known.items() if text.special and one in ids}
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

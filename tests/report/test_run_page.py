@@ -101,6 +101,21 @@ def checked(html):
     return "".join(checker.text)
 
 
+def test_findings_come_before_the_curves(run):
+    page = checked(render(run))
+    assert "Looked at" not in page  # a run of an earlier version, or with [logging] findings = false
+    facts = json.loads((run / "status.json").read_text()) | {"looked_at": ["no_update", "cut_off"]}
+    (run / "status.json").write_text(json.dumps(facts))
+    page = checked(render(run))
+    assert page.index("No findings. Looked at: no_update, cut_off.") < page.index("Curves")
+    one = {"name": "cut_off", "step": 10, "text": f"more <b> {HOSTILE}", "page": "docs/troubleshooting.md#cut_off"}
+    (run / "status.json").write_text(json.dumps(facts | {"findings": [one]}))
+    page = checked(render(run))
+    assert page.index("1 finding") < page.index("docs/troubleshooting.md#cut_off") < page.index("Curves")
+    assert "More <b> " in page
+    assert "Looked at: no_update, cut_off." in page
+
+
 def test_the_report_is_well_formed_complete_and_stable(run):
     html = write_report(run).read_text(encoding="utf-8")
     assert html == render(run)
@@ -108,7 +123,7 @@ def test_the_report_is_well_formed_complete_and_stable(run):
     for part in (
         "my-run",
         "finished, 30 of 30 steps",
-        "Held-out accuracy rose from 20.0% to 80.0% (95% interval 75.0% to 85.0%) on 256 problems in 30 steps.",
+        "Held-out accuracy rose from 20.0% to 80.0% (+60.0 points, 95% interval +52.9 to +67.1), on 256 problems in 30",
         "Informative groups",
         "Gradient norm",
         "Entropy",

@@ -42,7 +42,10 @@ def test_summary_says_what_the_numbers_say():
     assert summary([], []) == "0 steps; no evaluation yet."
     assert summary([{}], []) == "1 step; no evaluation yet."
     assert summary([], [evaluation(0, 0.5)]).startswith("Held-out accuracy is 50.0% (95% interval 45.0% to 55.0%)")
-    assert "fell from 80.0% to 20.0%" in summary([], [evaluation(0, 0.8), evaluation(9, 0.2)])
+    assert "accuracy fell from 80.0% to 20.0% (-60.0 points" in summary([], [evaluation(0, 0.8), evaluation(9, 0.2)])
     assert "Greedy: from 50.0% to 90.0%." in summary([], [evaluation(0, 0.8), evaluation(9, 0.8, greedy_accuracy=0.9)])
-    assert "did not change: from" in summary([], [evaluation(0, 0.8), evaluation(9, 0.8)])
-    assert summary([], [evaluation(0, 0.5), evaluation(9, 0.55)]).endswith("The intervals before and after overlap.")
+    assert summary([], [evaluation(0, 0.5), evaluation(9, 0.55)]) == (
+        "No significant change of held-out accuracy, from 50.0% to 55.0% (+5.0 points, 95% interval -2.1 to +12.1), "
+        "on 256 problems in 9 steps. Greedy: from 50.0% to 50.0%."
+    )
+    assert summary([], [evaluation(0, 0.5), evaluation(9, 0.58)]).startswith("Held-out accuracy rose from 50.0% to")

@@ -27,6 +27,7 @@ from retrain.report.page import Table, fill, plural
 from retrain.report.samples import conversation
 from retrain.report.shown_settings import settings
 from retrain.system.files import write_text, writing
+from retrain.system.records import read_json
 
 _TOKENS = 400
 """Largest number of tokens of a completion in the credit map."""
@@ -286,7 +287,7 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
     """Return the tables of means over runs: conditions with all outcomes, or tasks by conditions for each outcome."""
     first = analysis.first
     if len(analysis.main) == 1 and not first.task:
-        return [("", Table.of([_summary(analysis, one) for one in first.conditions]))]
+        return [("", Table.of([_summary(analysis, one) | _findings(first, one) for one in first.conditions]))]
     return [
         (
             f"{outcome.label} by task",
@@ -301,6 +302,16 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
         )
         for outcome in analysis.outcomes
     ]
+
+
+def _findings(results: Results, condition: str) -> dict[str, str]:
+    """Return the findings of a condition's runs, and its runs without a change of accuracy; {} if no run looked."""
+    facts = {cell.path: read_json(cell.path / "status.json") for cell in results.runs if cell.done}
+    if not any(one.get("looked_at") for one in facts.values()):
+        return {}
+    own = [facts[cell.path].get("findings", ()) for cell in results.done(condition).values()]
+    unchanged = sum(any(one["name"] == "nothing_learned" for one in found) for found in own)
+    return {"findings": str(sum(map(len, own))), "no significant change": f"{unchanged} of {len(own)}"}
 
 
 def _summary(analysis: Analysis, condition: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from retrain.types import Metrics, Rollout
@@ -33,6 +33,11 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         "rollout/truncated": sum(r.truncated for r in rollouts) / len(rollouts),
         "rollout/completions": float(len(rollouts)),
     }
+    texts: defaultdict[int, list[str]] = defaultdict(list)
+    for one in rollouts:
+        texts[one.group].append(one.text)
+    if several := [Counter(found).most_common(1)[0][1] / len(found) for found in texts.values() if len(found) > 1]:
+        metrics["rollout/identical"] = sum(several) / len(several)
     for name, right in (("right", True), ("wrong", False)):
         if found := [r.length for r in scored if bool(r.correct) is right]:
             metrics[f"tokens/{name}"] = sum(found) / len(found)

@@ -212,3 +212,17 @@ def test_two_runs_that_learn_nothing_are_drawn_within_their_axes(tmp_path):
     places = [float(x) for x in re.findall(r'class="whisker c\d" x1="([-\d.]+)"', html)]
     assert places
     assert all(50 <= x <= 426 for x in places)
+
+
+def test_the_findings_of_runs_are_counted(tmp_path):
+    directory = write_campaign(tmp_path / "found", conditions=("grpo", "maxrl"), **SMALL)
+    assert "no significant change" not in render(analyze([read_campaign(directory)]), [])
+    one = {"step": 10, "text": "a text", "page": "a page"}
+    names = {"grpo/s0": ["cut_off", "nothing_learned"], "grpo/s1": ["nothing_learned"], "maxrl/s0": []}
+    for place, found in names.items():
+        facts = {"outcome": "finished", "looked_at": ["cut_off"], "findings": [one | {"name": name} for name in found]}
+        (directory / "cells" / place / "status.json").write_text(json.dumps(facts))
+    text = write_report(directory).files[1].read_text()
+    assert re.search(r"\| condition \| runs \|.* findings \| no significant change \|", text)
+    assert re.search(r"\| grpo \| 3 \|.* 3 \| 2 of 3 \|", text)
+    assert re.search(r"\| maxrl \| 3 \|.* 0 \| 0 of 3 \|", text)

@@ -1,0 +1,191 @@
+"""Check rewards before they train: what they pay for right, wrong and cheating completions of a few problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from retrain.config.resolve import LoadedConfig, labels
+from retrain.errors import ConfigError, ConfigProblem, DataError
+from retrain.registry import reward
+from retrain.report.page import Table
+from retrain.rewards.pool import RewardPool
+from retrain.training.chat import plain_text
+from retrain.types import Problem
+
+_TIMES = 100
+"""Number of repetitions of the repeated answer."""
+_CANDIDATES = 10
+"""Number of different answers in a row."""
+_FORMS: Mapping[str, str] = {
+    "alone": "{}",
+    "in a sentence": "The answer is {}.",
+    "bold": "**{}**",
+    "boxed": r"\boxed{{{}}}",
+    "with a unit": "The answer is {} meters.",
+    "after reasoning": "First I read the problem. Then I work in 2 steps, and check both.\nso {}",
+    "before reasoning": "{}\nI worked in 2 steps: first I read the problem, then I checked it.",
+}
+"""Form of an answer -> template of the completion."""
+
+
+class Form(NamedTuple):
+    """A form of completions.
+
+    Attributes:
+        name: the form.
+        right: True if they answer the problem, False if they do not; None if a reward may pay them or not.
+        make: (problem, right answer, wrong answer) -> the completion; None if the problem has no such completion.
+    """
+
+    name: str
+    right: bool | None
+    make: Callable[[Problem, str, str], str | None]
+
+
+class Paid(NamedTuple):
+    """What the rewards pay for a form, as means over the problems.
+
+    Attributes:
+        form: the form.
+        values: value of each reward; None if it had no opinion or failed on every problem.
+        correct: share of the completions that the run would count as correct.
+        failed: number of completions that could not be scored.
+    """
+
+    form: Form
+    values: Mapping[str, float | None]
+    correct: float
+    failed: int
+
+
+def _written(template: str, gold: bool) -> Callable[[Problem, str, str], str]:
+    return lambda problem, right, wrong: template.format(right if gold else wrong)
+
+
+def _thousands(gold: bool) -> Callable[[Problem, str, str], str | None]:
+    def make(problem: Problem, right: str, wrong: str) -> str | None:
+        value = right if gold else wrong
+        return f"The answer is {int(value):,}." if value.isdecimal() and len(value) > 3 else None
+
+    return make
+
+
+def _candidates(problem: Problem, right: str, wrong: str) -> str:
+    """Return ten answers in a row; the right one is the fifth."""
+    others = [_other(wrong, step) for step in range(_CANDIDATES - 1)]
+    return "The answer is " + ", ".join([*others[:4], right, *others[4:]]) + "."
+
+
+FORMS: tuple[Form, ...] = (
+    *(Form(name, True, _written(template, True)) for name, template in _FORMS.items()),
+    Form("with thousands separators", True, _thousands(True)),
+    Form("after a think tag", True, _written("<think>\nI work in 2 steps.\n</think>\nThe answer is {}.", True)),
+    Form("wrong, then right", True, lambda problem, right, wrong: f"It is {wrong}. No, I was wrong. It is {right}."),
+    *(Form(f"wrong {name}", False, _written(template, False)) for name, template in _FORMS.items()),
+    Form("wrong with thousands separators", False, _thousands(False)),
+    Form("right, then wrong", False, lambda problem, right, wrong: f"It is {right}. No, I was wrong. It is {wrong}."),
+    Form("empty", False, lambda problem, right, wrong: ""),
+    Form("the prompt", False, lambda problem, right, wrong: plain_text(problem.prompt)),
+    Form("negated", False, _written("The answer is not {}.", True)),
+    Form("ten candidates", False, _candidates),
+    Form("worked solution", None, lambda problem, right, wrong: problem.solution),  # a task may demonstrate mistakes
+    Form("a hundred times", None, lambda problem, right, wrong: " ".join([right] * _TIMES)),
+)
+"""The forms, right ones first."""
+
+
+def check_rewards(loaded: LoadedConfig, count: int) -> list[Paid]:
+    """Return what the rewards of a configuration pay for each form, over the first `count` problems of its task.
+
+    Raises:
+        ConfigError: an environment rewards the completions.
+        DataError: no problem has an answer.
+    """
+    if labels(loaded.config):
+        problem, fix = "the environment rewards this run, and its episodes have no such forms", "use retrain play"
+        raise ConfigError([ConfigProblem(loaded.file, 0, 0, "environment", problem, fix)])
+    task = loaded.task(loaded.config.training.seed)
+    problems = [task.problem(index) for index in range(count)]
+    return paid(loaded, [problem for problem in problems if problem.answer.strip()])
+
+
+def paid(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Paid]:
+    """Return what the rewards pay for each form over these problems; a form that no problem has is left out."""
+    if not problems:
+        raise DataError("no problem has an answer, so there is nothing to compare completions with")
+    cells: list[tuple[Form, dict[str, Any]]] = []
+    for problem in problems:
+        right = problem.answer.rpartition("####")[2].strip()
+        for form in FORMS:
+            text = form.make(problem, right, _other(right))
+            if text is not None:
+                cells.append((form, _item(loaded, problem, text, len(cells))))
+    settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "max_failed": 1.0}
+    with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
+        scores, names = pool.score([item for _, item in cells]), pool.names
+    table: list[Paid] = []
+    for form in FORMS:
+        own = [score for (one, _), score in zip(cells, scores, strict=True) if one is form]
+        found = {name: [value for score in own if (value := score.parts.get(name)) is not None] for name in names}
+        means = {name: fmean(values) if values else None for name, values in found.items()}
+        failed = sum(score.value is None for score in own)
+        if own:
+            table.append(Paid(form, means, sum(bool(score.correct) for score in own) / len(own), failed))
+    return table
+
+
+def _item(loaded: LoadedConfig, problem: Problem, text: str, group: int) -> dict[str, Any]:
+    """Return a completion as rewards receive it. It has a token for each word, and is the only one of its group."""
+    words = len(text.split()) + 1
+    return {
+        "completion": text,
+        "answer": problem.answer,
+        "prompt": plain_text(problem.prompt),
+        "problem": problem.facts,
+        "length": words,
+        "max_tokens": loaded.config.training.max_tokens,
+        "finish_reason": "stop",
+        "completion_ids": tuple(range(words)),
+        "group": group,
+    }
+
+
+def _other(answer: str, step: int = 0) -> str:
+    """Return a wrong answer: a larger number, or else the text with letters behind it."""
+    try:
+        return f"{float(answer.replace(',', '')) + step + 3:.15g}"
+    except ValueError:
+        return f"{answer}{'x' * (step + 1)}"
+
+
+def as_table(loaded: LoadedConfig, found: Sequence[Paid]) -> Table:
+    """Return the forms as rows and the rewards as columns.
+
+    A value of a reward that judges correctness is marked with "!" if a wrong form is paid more than .5, and with "?" if
+    a right one is not.
+    """
+    judges = {
+        name
+        for name, one in zip(found[0].values, loaded.rewards, strict=True)
+        if reward.traits_of(one.bound.component).correctness
+    }
+
+    def shown(one: Paid, name: str) -> str:
+        value = one.values[name]
+        if value is None:
+            return "-"
+        odd = name in judges and one.form.right is not None and (value > 0.5) != one.form.right
+        return f"{value:.3g}{'' if not odd else ' ?' if one.form.right else ' !'}"
+
+    expected, failures = {True: "right", False: "wrong", None: "either"}, any(one.failed for one in found)
+    return Table.of(
+        [
+            {"completion": one.form.name, "is": expected[one.form.right]}
+            | {name: shown(one, name) for name in one.values}
+            | {"counts as right": f"{one.correct:.0%}"}
+            | ({"failed": str(one.failed)} if failures else {})
+            for one in found
+        ]
+    )
