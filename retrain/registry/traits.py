@@ -48,9 +48,8 @@ class Traits:
             the component.
         check_code: function with checks that run the user's code; called last.
         when: parameter -> (another parameter, values of the other parameter for which the first is used).
-        imports: parameters that are dotted paths to the user's code. In a run that somebody else
-            trained, they need `--trust`.
-        reaches: parameter -> its effect outside the run, such as on a server; it needs `--trust` as well.
+        reaches: parameter -> its effect outside the run, such as on a server. To open a stored run with it
+            needs `--trust`.
     """
 
     table: str | None = None
@@ -59,7 +58,6 @@ class Traits:
     check_files: ComponentCheck | None = None
     check_code: ComponentCheck | None = None
     when: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict[str, tuple[str, tuple[Any, ...]]])
-    imports: tuple[str, ...] = ()
     reaches: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

@@ -185,8 +185,9 @@ LOADING = "training/model/test_loading.py"
 
 TRUST: dict[str, Case] = {
     "T1": _case("a run directory of a stranger names code, a program or a server", "refused by name; --trust takes it",
-                f"{OPENED}::test_code_that_a_run_names_is_not_imported_unless_it_is_trusted",
-                f"{OPENED}::test_what_would_be_imported_is_named_and_trust_imports_it",
+                f"{OPENED}::test_code_in_the_run_is_not_imported_unless_it_is_trusted",
+                f"{OPENED}::test_search_paths_are_used_with_trust_alone",
+                f"{OPENED}::test_programs_variables_and_servers_are_named",
                 f"{OPENED}::test_reading_a_run_imports_nothing_of_it"),
     "T2": _case("its model brings Python files", "refused unless trust_remote_code is set here",
                 f"{OPENED}::test_code_of_a_model_and_another_interpreter_are_refused"),
@@ -205,8 +206,8 @@ TRUST: dict[str, Case] = {
                 f"{TEXT}::test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused",
                 f"{TEXT}::test_a_file_that_is_too_large_is_refused_before_it_is_read",
                 "system/test_files.py::test_hashes_are_those_of_files_in_the_folder"),
-    "T7": _case("a signature that was copied, or is of another place", "the run is not one's own",
-                f"{OPENED}::test_a_signature_holds_for_one_place_one_directory_and_one_configuration"),
+    "T7": _case("it names functions of Python or of packages, such as os.system", "refused by name",
+                f"{OPENED}::test_functions_of_python_and_packages_are_not_the_users"),
     "T8": _case("code of the model looks for the answer: memory, files, processes", "finds nothing",
                 f"{CODE}::test_the_reference_answer_is_out_of_reach",
                 f"{CODE}::test_files_of_the_project_are_out_of_reach",
