@@ -15,7 +15,7 @@ from retrain.config.document import Document, canonical
 from retrain.config.foreign_values import in_sections
 from retrain.config.load import validate
 from retrain.config.resolve import LoadedConfig
-from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageError, UserCodeError
+from retrain.errors import ConfigError, ConfigProblem, RetrainError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.registry.foreign_code import refused
 from retrain.registry.sources import source_hashes
@@ -99,7 +99,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         from retrain.run.loop import train
 
         with understood(path):
-            state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe, earlier))
+            state = directory.restore(resume.path, partial(_accept, started, resume, observe, earlier))
         directory.write_config(_source(loaded), started)
         context = _watched(_built(loaded, directory, observe))
         try:
@@ -210,36 +210,22 @@ def _document(config: Mapping[str, Any]) -> Document:
     return Document("config.resolved.json", data=data)
 
 
-def _accept(
-    previous: Mapping[str, Any], started: Mapping[str, Any], resume: Resume, observe: Observer, run: Path, state: State
-) -> None:
+def _accept(started: Mapping[str, Any], resume: Resume, observe: Observer, run: Path, state: State) -> None:
     """Compare the settings and plug-ins of a checkpoint's run with this run's, and warn of changes.
 
     Secrets are not compared and never shown.
 
     Args:
-        previous: config.resolved.json of the run; used for checkpoints of versions before 0.2, which
-            do not store the settings.
         started: settings, plug-in hashes and number of ranks of this run.
         run: directory of the earlier run.
     Raises:
         ConfigError: a setting or plug-in has changed that `--allow-change` does not name.
-        StorageError: neither the checkpoint nor `previous` has the settings.
     """
-    known = state.get("started_with") or {"config": previous}
-    if not known["config"]:
-        raise StorageError(
-            "config.resolved.json cannot be read, and the checkpoint does not hold the settings of its run; "
-            "restore the file from a copy, or start again with --fresh"
-        )
+    known = state["started_with"]
     changes = _changes(_with_new_keys(known["config"], started["config"], run), masked(started["config"]), resume)
-    if "plugins" in known:
-        old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
-        changes += _changes(old, new, resume)
-    elif started["plugins"]:
-        names = ", ".join(started["plugins"])
-        changes.append(f"plug-ins {names}, which the checkpoint has no hashes of, so they may have changed")
-    if (saved := known.get("ranks", 1)) != started["ranks"]:
+    old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
+    changes += _changes(old, new, resume)
+    if (saved := known["ranks"]) != started["ranks"]:
         count = started["ranks"]
         changes.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
     for change in changes:
@@ -260,8 +246,7 @@ def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[
     with understood(context.directory.path):
         # The file at the same path may have changed; the cursor would then select other problems.
         saved = state["loop"]["data"]
-        known = {name: facts for name, facts in context.data.items() if name in saved or name != "model"}
-        for change in _changes(saved, known, resume):  # a checkpoint of 0.1 has no hashes of the model
+        for change in _changes(saved, context.data, resume):
             context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
         start, cursor = context.load_state_dict(state)
     context.observe("message", {"text": f"resumed after step {start}", "level": "info"})
