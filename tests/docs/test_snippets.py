@@ -16,7 +16,7 @@ from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.cli.main import app, command_names
 from retrain.config.load import load
 from retrain.config.schema import Config
-from retrain.config.sections.synonyms import translated
+from retrain.config.aliases import translated
 from retrain.registry import components
 from tests.campaign.tables import write_campaign
 from tests.forks import run_command, run_source
