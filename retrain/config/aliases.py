@@ -20,7 +20,7 @@ def aliases() -> Mapping[str, Any]:
 def advice_by_key() -> Mapping[str, str | Mapping[str, str]]:
     """Return the advice for each key; a table if it depends on the value."""
     found: dict[str, str | Mapping[str, str]] = {key: text for text, keys in aliases()["keys"].items() for key in keys}
-    return found | {key: entry["advice"] for entry in aliases()["values"] for key in entry["keys"]}
+    return found | {key: entry["advice"] for entry in aliases()["by_value"] for key in entry["keys"]}
 
 
 def translated(key: str, value: Any) -> str:

@@ -15,8 +15,8 @@ from pydantic.errors import PydanticUserError
 
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
+from retrain.registry.method_checks import ResultCheck, guarded, wrong_signature
 from retrain.registry.traits import LossTraits, Traits, check_names
-from retrain.registry.verbs import ResultCheck, guarded, wrong_signature
 
 Contract = Literal["columns", "lists", "context"]
 F = TypeVar("F", bound=Callable[..., Any])
