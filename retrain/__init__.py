@@ -6,7 +6,6 @@ Public names are imported on first use, so that `import retrain` stays fast.
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,17 +45,8 @@ _MODULES = {
 }
 """Modules of the public names that are not kinds; a kind is a decorator of retrain.registry."""
 
-if TYPE_CHECKING:
-    Say, Reply = Observation, Action
-_RENAMED = {"Say": "Observation", "Reply": "Action"}
-"""Earlier names, which version 0.3 removes."""
-
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        text = f"retrain.{name} is now called {_RENAMED[name]}; version 0.3 removes {name}"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        name = _RENAMED[name]
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     if not name.startswith("_") and name in (kinds := importlib.import_module("retrain.registry")).KINDS:

@@ -339,13 +339,12 @@ class Rollout:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Rollout:
-        """Restore a rollout from the result of `row`. A row of an earlier version without turns gets a single turn."""
+        """Restore a rollout from the result of `row`."""
         fields: dict[str, Any] = {f.name: row[f.name] for f in dataclasses.fields(cls) if f.name in row}
         for name in ("prompt_ids", "completion_ids", "sampler_logprobs"):
             fields[name] = tuple(row[name])
-        whole = Turn(0, len(row["completion_ids"]), row["finish_reason"], row["weights_version"])
-        turns: Any = [turn | {"versions": tuple(turn.get("versions", ()))} for turn in row.get("turns", ())]
-        fields["turns"] = tuple(Turn(**turn) for turn in turns) or (whole,)
+        turns: Any = [turn | {"versions": tuple(turn.get("versions", ()))} for turn in row["turns"]]
+        fields["turns"] = tuple(Turn(**turn) for turn in turns)
         return cls(**fields)
 
 

@@ -58,7 +58,6 @@ NAME_PARTS = {"alone", "apart", "borrowed", "elsewhere", "hear", "heard", "mend"
 """Words that no identifier has."""
 ALLOWED_NAMES = {
     ("retrain/protocols.py", "ALONE"): "the ranks of a single process",
-    ("retrain/__init__.py", "Say"): "earlier name of Observation, until version 0.3",
 }
 """Why an identifier of a file may stay, at most ten."""
 

@@ -39,13 +39,6 @@ def test_a_row_of_json_is_the_rollout_again(rollout):
     assert Rollout.of_row(rollout.row() | {"tokens": ["a"], "advantages": [0.0]}) == rollout
 
 
-def test_a_row_without_turns_is_one_turn():
-    row = ONE.row()
-    assert (row["finish_reason"], row["weights_version"]) == ("stop", 3)
-    del row["turns"]
-    assert Rollout.of_row(row) == ONE
-
-
 def test_a_truncated_rollout_is_masked_if_that_is_asked_and_keeps_its_length():
     cut = episode((Turn(0, 4, "length", 3),))
     batch = Layout(0, torch.device("cpu"), 8, mask_truncated=True).batch([cut, ONE], 0)

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from retrain.cli.arguments import ApiKeyEnv, Overrides, Trust, api_key, warn, warn_of_host
-from retrain.cli.run_commands import train
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.system.http_client import address, is_loopback
 from retrain.system.terminal import say
@@ -31,10 +30,6 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
     api_key_env: ApiKeyEnv = None,
     episodes: Annotated[Path | None, typer.Option(help="Append the episodes of a trained run to this file.")] = None,
     trust: Trust = False,
-    policy: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    patience: Annotated[float | None, typer.Option(hidden=True)] = None,
-    resume: Annotated[str | None, typer.Option(hidden=True)] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", hidden=True)] = False,
 ) -> None:
     """Serve a run's trained model to programs, or start a vLLM server for a TOML file.
 
@@ -45,28 +40,16 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
 
     Both run until Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
     """
-    if policy is not None:
-        listen = address(host, port or _PORT).removeprefix("http://")
-        trains = policy.is_file()
-        new = f"retrain train {policy} --serve {listen}" if trains else f"retrain serve {policy}"
-        say(f"warning: version 0.4 removes --policy: write {new}", error=True)
-        if trains and not episodes:
-            train(policy, overrides, resume, fresh, serve=listen, patience=patience, api_key_env=api_key_env)
-            return
-    found = target or policy
-    engine = found is not None and (found.is_file() or found.suffix == ".toml")
-    if found is None or (target and policy) or (episodes and engine) or resume or fresh or patience is not None:
-        problem = (
-            "needs a run or a TOML file; --episodes needs a run, and --resume, --fresh and --patience need training"
-        )
-        fix = "write retrain serve runs/NAME, or retrain train run.toml --serve HOST:PORT"
+    engine = target is not None and (target.is_file() or target.suffix == ".toml")
+    if target is None or (episodes and engine):
+        problem, fix = "needs a run or a TOML file; --episodes needs a run", "write retrain serve runs/NAME"
         raise ConfigError([ConfigProblem("retrain serve", 0, 0, "arguments", problem, fix)])
     if engine:
         key = [f"vllm.api_key_env={api_key_env}"] if api_key_env else []
-        _serve_engine(found, [*(overrides or ()), *key], host, port)
+        _serve_engine(target, [*(overrides or ()), *key], host, port)
     else:
         access = host, port or _PORT, api_key(api_key_env)
-        _serve_policy(found, overrides or (), access, episodes, trust)
+        _serve_policy(target, overrides or (), access, episodes, trust)
 
 
 def _serve_engine(file: Path, overrides: Sequence[str], host: str, port: int | None) -> None:

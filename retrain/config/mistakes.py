@@ -138,7 +138,7 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
         known: valid keys by table.
         data: the configuration, whose texts name its components.
     """
-    from retrain.config.sections.synonyms import translated
+    from retrain.config.aliases import translated
 
     key, is_table = str(path[-1]), isinstance(value, dict)
     table = tuple(part for part in path[:-1] if isinstance(part, str))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import sysconfig
 import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import RetrainError, UserCodeError
@@ -61,28 +58,23 @@ class Call:
     def __call__(self, columns: Mapping[str, Any] | None = None) -> Generator[None]:
         """Guard a call of the component inside the block.
 
-        Process-wide state is restored afterwards (see `restored`). RetrainError and Ctrl-C pass
-        through unchanged.
+        RetrainError and Ctrl-C pass through unchanged.
 
         Args:
             columns: arguments of the component, by name.
         Raises:
             UserCodeError: the component raised an exception (its stack frames are added as a note),
-                modified one of the columns, or closed a standard stream.
+                or modified one of the columns.
         """
         versions = [(name, value, value._version) for name, value in (columns or {}).items() if _counts_writes(value)]
-        closed: list[str] = []
         try:
-            with restored(closed):
-                yield
+            yield
         except (RetrainError, KeyboardInterrupt):
             raise
         except BaseException as error:
             failure = self.fail(f"raised {described(error)}")
             failure.add_note(own_frames(error))
             raise failure from error
-        if closed:
-            raise self.fail(f"closed {' and '.join(closed)}, which the run needs; leave it open")
         if written := [name for name, value, version in versions if value._version != version]:
             raise self.fail(
                 f"writes into {', '.join(written)}, which other components and the trainer also read; "
@@ -106,9 +98,7 @@ class Call:
             return {}
         if not isinstance(found, Mapping):
             raise self.fail(f"reported a {type(found).__name__}, not a dict of metrics")
-        with self():
-            items: list[tuple[Any, Any]] = [*found.items()]
-        return {self.free(name): self.number(value, f"metric {name!r}") for name, value in items}
+        return {self.free(name): self.number(value, f"metric {name!r}") for name, value in found.items()}
 
     def free(self, name: Any) -> str:
         """Check the name of a metric and return it. It must be valid and not used by the run itself."""
@@ -124,7 +114,7 @@ class Call:
             raise self.fail(f"{what} is {shown(value)}, not a number")
         try:
             return float(value)
-        except BaseException as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise self.fail(f"{what} is {shown(value)}, not a finite number") from error
 
     def numbers(self, values: Any, expected: int, what: str) -> list[float]:
@@ -135,20 +125,19 @@ class Call:
             expected: required length.
             what: name of the numbers for errors, in the plural.
         """
-        with self():
-            values = values.tolist() if hasattr(type(values), "tolist") else values
-            if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-                raise self.fail(f"{what} are a {type(values).__name__}, not a list of {expected} numbers")
-            if len(values) != expected:
-                raise self.fail(f"{len(values)} {what} for {expected}; return one for each")
-            found = [self.number(value, f"{what}[{index}]") for index, value in enumerate(values)]
+        values = values.tolist() if hasattr(type(values), "tolist") else values
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise self.fail(f"{what} are a {type(values).__name__}, not a list of {expected} numbers")
+        if len(values) != expected:
+            raise self.fail(f"{len(values)} {what} for {expected}; return one for each")
+        found = [self.number(value, f"{what}[{index}]") for index, value in enumerate(values)]
         for index, value in enumerate(found):
             if not fits_float32(value):
                 raise self.fail(f"{what}[{index}] is {value}, not a finite number of float32")
         return found
 
     def tensor(self, value: Any, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Check that a component returned a dense tensor of real numbers, and return it.
+        """Check that a component returned a tensor, and return it.
 
         Args:
             value: the result.
@@ -159,64 +148,11 @@ class Call:
 
         if not isinstance(value, torch.Tensor):
             raise self.fail(f"returned {type(value).__name__}, not a tensor of {list(shape)}")
-        if value.is_meta or value.is_complex() or value.is_quantized or value.layout is not torch.strided:
-            kind = f"{value.device.type} {value.layout} {value.dtype}".replace("torch.", "")
-            raise self.fail(f"returned a tensor that is not a dense tensor of real numbers ({kind})")
         if tuple(value.shape) != tuple(shape):
             raise self.fail(f"returned {list(value.shape)}, not a tensor of {list(shape)}")
         if value.device != like.device:
             raise self.fail(f"returned a tensor on {value.device}, but the batch is on {like.device}")
         return value
-
-
-@contextmanager
-def restored(closed: list[str]) -> Generator[None]:
-    """Restore process-wide state that the user's code changes inside the block.
-
-    This covers torch's grad mode, default dtype and default device, the working directory, and the
-    standard streams. A closed stream is replaced by the null device, so that no other file gets its
-    file descriptor.
-
-    Args:
-        closed: list to which the names of closed streams are appended.
-    """
-    modes = _torch_modes()
-    streams, directory = (sys.stdin, sys.stdout, sys.stderr), _working_directory()
-    try:
-        yield
-    finally:
-        if modes and modes != _torch_modes():
-            import torch
-
-            torch.set_grad_enabled(modes[0])
-            torch.set_default_dtype(modes[1])
-            torch.set_default_device(None if modes[2].type == "cpu" else modes[2])
-        if directory is not None and _working_directory() != directory:
-            os.chdir(directory)
-        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
-            if getattr(stream, "closed", False):
-                closed.append(f"sys.{name}")
-                setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - it stays open
-            # Other threads must not undo a redirection by the live display, which runs in the main thread.
-            elif current_thread() is main_thread():
-                setattr(sys, name, stream)
-
-
-def _torch_modes() -> tuple[Any, ...]:
-    """Return torch's grad mode, default dtype and default device; () if torch is not imported."""
-    if "torch.autograd" not in sys.modules:
-        return ()
-    import torch
-
-    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()
-
-
-def _working_directory() -> str | None:
-    """Return the working directory; None if it was deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
 
 
 def _counts_writes(value: Any) -> bool:
@@ -225,23 +161,13 @@ def _counts_writes(value: Any) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Format the type and message of an exception, with bounded length and without control characters.
-
-    It also works if `__str__` of the exception raises.
-    """
-    try:
-        text = str(error)
-    except BaseException:
-        text = "(its message cannot be read)"
-    return f"{type(error).__name__}: {_shorten(text)}"
+    """Format the type and message of an exception, with bounded length and without control characters."""
+    return f"{type(error).__name__}: {_shorten(str(error))}"
 
 
 def shown(value: Any) -> str:
     """Format a value for a message, with bounded length and without control characters."""
-    try:
-        return _shorten(repr(value))
-    except BaseException:
-        return f"a {type(value).__name__}"
+    return _shorten(repr(value))
 
 
 def own_frames(error: BaseException) -> str:

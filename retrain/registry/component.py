@@ -15,8 +15,8 @@ from pydantic.errors import PydanticUserError
 
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
-from retrain.registry.traits import LossTraits, Traits, current_names
-from retrain.registry.verbs import ResultCheck, guarded, wrong_signature
+from retrain.registry.method_checks import ResultCheck, guarded, wrong_signature
+from retrain.registry.traits import LossTraits, Traits, check_names
 
 Contract = Literal["columns", "lists", "context"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -319,7 +319,8 @@ class Kind(Generic[P, T_co]):
                 kind has no such trait.
         """
         made = cast("Callable[..., T_co]", self.traits)
-        stated = made(*args, **current_names(self.name, made, traits))
+        check_names(self.name, made, traits)
+        stated = made(*args, **traits)
 
         def decorate(target: F) -> F:
             check_signature(target, self.is_generator, self.is_async)

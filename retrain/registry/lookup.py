@@ -20,7 +20,11 @@ from retrain.errors import ComponentError, did_you_mean
 from retrain.registry.built_in import BUILT_IN, TABLES
 from retrain.registry.call import described, own_frames
 from retrain.registry.component import KINDS, MARK, REGISTERED, STRICT, Bound, Component, Contract, check_signature
+from retrain.registry.foreign_code import ForeignCodeError, check_is_own
 from retrain.system.files import expanded
+
+_HARMLESS = ("retrain.environments.tools.python", "builtins.str")
+"""Paths that a stored configuration may name, although they are neither components nor the user's own code."""
 
 
 @cache
@@ -201,12 +205,14 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
     search = nullcontext() if module_name.startswith("retrain.") else _search(search_paths)
     with search, _importing(module_name, search_paths):
         module = importlib.import_module(module_name)
-        found = hasattr(module, attribute)
-    if not found:
+        found = getattr(module, attribute, None)
+    if found is None:
         public = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         fix = did_you_mean(attribute, public, f"known: {', '.join(public) or 'none'}")
         raise ComponentError(f"{module_name} has no {attribute!r}", fix)
-    return getattr(module, attribute)
+    if not isinstance(getattr(found, MARK, None), Component) and path not in _HARMLESS:
+        check_is_own(path, module, _directories(search_paths))
+    return found
 
 
 def _from_target(kind: str, name: str, target: Any, source: str) -> Component:
@@ -251,7 +257,7 @@ def _importing(name: str, search_paths: Sequence[str | Path] = ()) -> Generator[
     """
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ForeignCodeError):
         raise
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):

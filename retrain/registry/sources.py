@@ -59,13 +59,13 @@ def _find_spec(name: str) -> ModuleSpec | None:
 def _is_user_module(name: str, importer: str) -> bool:
     """Return whether a module that `importer` imports belongs to the same package or is not installed."""
     top = name.partition(".")[0]
-    if top != importer.partition(".")[0] and _is_installed(_find_spec(top)):
+    if top != importer.partition(".")[0] and is_installed(_find_spec(top)):
         return False
     spec = _find_spec(name)
     return spec is not None and spec.origin is not None and Path(spec.origin).is_file()
 
 
-def _is_installed(spec: ModuleSpec | None) -> bool:
+def is_installed(spec: ModuleSpec | None) -> bool:
     """Return whether a top-level module is part of Python or of an installed package."""
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
     paths = [Path(place) for place in places if place and Path(place).exists()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -48,9 +47,8 @@ class Traits:
             the component.
         check_code: function with checks that run the user's code; called last.
         when: parameter -> (another parameter, values of the other parameter for which the first is used).
-        imports: parameters that are dotted paths to the user's code. In a run that somebody else
-            trained, they need `--trust`.
-        reaches: parameter -> its effect outside the run, such as on a server; it needs `--trust` as well.
+        reaches: parameter -> its effect outside the run, such as on a server. To open a stored run with it
+            needs `--trust`.
     """
 
     table: str | None = None
@@ -59,7 +57,6 @@ class Traits:
     check_files: ComponentCheck | None = None
     check_code: ComponentCheck | None = None
     when: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict[str, tuple[str, tuple[Any, ...]]])
-    imports: tuple[str, ...] = ()
     reaches: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -272,37 +269,16 @@ class ExecutorTraits(Traits):
     local: bool = False
 
 
-_RENAMED = {"elsewhere": "remote", "alone": "own_process_group", "here": "local"}
-"""Name of a trait in version 0.1 -> its current name."""
-_DROPPED = frozenset({"needed_by", "also", "exclusive", "context", "aliases", "mixes", "default"})
-"""Traits of version 0.1 that no longer exist."""
-
-
-def current_names(kind: str, made: Callable[..., Traits], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename traits of version 0.1 to their current names, with a FutureWarning for each.
+def check_names(kind: str, made: Callable[..., Traits], given: Iterable[str]) -> None:
+    """Raise ComponentError if a kind has no trait of one of the names.
 
     Args:
-        kind: kind of the component, for the messages.
+        kind: kind of the component, for the message.
         made: class of the traits of this kind.
-        given: keyword arguments of the decorator.
-    Raises:
-        ComponentError: the kind has no trait of that name.
+        given: names of the keyword arguments of the decorator.
     """
-    known = {one.name for one in fields(made)}  # pyright: ignore[reportArgumentType] - a dataclass
-    found = dict[str, Any]()
-    for name, value in given.items():
-        new = _RENAMED.get(name, name)
-        if new in known:
-            found[new] = value
-            if new != name:
-                _warn(f"the trait {name} of @{kind} is now called {new}")
-        elif name in _DROPPED:
-            _warn(f"the trait {name} of @{kind} has no effect any more: remove it")
-        else:
-            listed = f"traits of a {kind}: {', '.join(sorted(known))}"
-            raise ComponentError(f'@{kind} has no trait "{name}"', did_you_mean(name, sorted(known), listed))
-    return found
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, FutureWarning, stacklevel=4)
+    known = sorted(one.name for one in fields(made))  # pyright: ignore[reportArgumentType] - a dataclass
+    for name in given:
+        if name not in known:
+            fix = did_you_mean(name, known, f"traits of a {kind}: {', '.join(known)}")
+            raise ComponentError(f'@{kind} has no trait "{name}"', fix)

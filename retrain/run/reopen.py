@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,24 +10,19 @@ from typing import Any, TypeVar
 from weakref import finalize
 
 from retrain import registry
-from retrain.config.document import Document
+from retrain.config.document import Document, show
+from retrain.config.foreign_values import ForeignValue, in_components, in_sections
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
-from retrain.config.schema import Config
 from retrain.errors import ConfigError, ConfigProblem, EngineError, StorageError
+from retrain.registry.foreign_code import FIX, refused
 from retrain.run.run_context import RunContext, SamplingContext, TrainState
 from retrain.storage import checkpoint
-from retrain.storage.own_runs import CONFIG, is_own
-from retrain.storage.run_directory import RunDirectory
+from retrain.storage.run_directory import CONFIG, RunDirectory
 from retrain.storage.run_files import read_rows, understood
-from retrain.storage.trust import refuse_foreign
 from retrain.system.files import plain_files
 from retrain.system.records import read_json
 from retrain.types import Observer, State
-
-_SAMPLING = frozenset({"task", "engine"})
-_SCORING = _SAMPLING | {"environment", "reward"}
-"""Kinds of components that sampling and scoring use; the other kinds are used in training only."""
 
 
 def reopen(
@@ -37,7 +32,6 @@ def reopen(
     *,
     trust: bool = False,
     trained: bool = True,
-    credit: bool = False,
 ) -> RunContext:
     """Return the context of a finished or interrupted run, with its weights in policy and sampler.
 
@@ -48,11 +42,8 @@ def reopen(
         target: a run directory, its `best`, or one of its checkpoints. A run directory selects its
             final model, or its newest valid checkpoint if it has no final model.
         overrides: `key=value`, as after `--set`.
-        trust: run the code and connect to the servers that the run's configuration names, even if
-            somebody else may have written it.
+        trust: run all code and connect to the servers that the run's configuration names.
         trained: load the trained weights; otherwise keep the run's initial weights.
-        credit: build the run's credit assignment, too; otherwise use only its components for
-            sampling and scoring.
     Raises:
         ConfigError: there is no run at this path, an override is invalid, or the run needs `trust`.
         StorageError: there is no valid checkpoint, or it needs `trust`.
@@ -61,8 +52,7 @@ def reopen(
     run, saved = _locate(target, observe) if trained else (target, None)
     from retrain.run.build import build  # torch and transformers take seconds to import
 
-    needs = None if credit else _SCORING
-    loaded = stored(run, overrides, trained and saved is None, needs=needs, trust=trust)
+    loaded = stored(run, overrides, trained and saved is None, trust=trust)
     with _opening(loaded, observe) as directory:
         return _synced(build(loaded, directory, observe), run, saved, trained)
 
@@ -74,7 +64,7 @@ def reopen_sampler(
     run, saved = _locate(target, observe)
     from retrain.run.build import build_sampling
 
-    loaded = stored(run, overrides, saved is None, needs=_SAMPLING, trust=trust)
+    loaded = stored(run, overrides, saved is None, trust=trust)
     with _opening(loaded, observe) as directory:
         task = loaded.task(loaded.config.training.seed)
         return _synced(build_sampling(loaded, directory, task, observe), run, saved)
@@ -156,10 +146,7 @@ def reopen_trained(target: Path, observe: Observer, *, trust: bool = False) -> T
     run, saved = _locate(target, observe)
     from retrain.run.build import build_trained
 
-    needs = frozenset() if saved is None else frozenset({"task", "signal"})
-    with understood(run):
-        signals = () if saved is None else tuple(saved["signals"])
-    loaded = stored(run, (f"rollout.engine={AUTO}",), saved is None, needs=needs, signals=signals, trust=trust)
+    loaded = stored(run, (f"rollout.engine={AUTO}",), saved is None, trust=trust)
     trained = build_trained(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
     _restore(trained, run, saved)
     return trained
@@ -179,89 +166,43 @@ def _restore(trained: TrainState, run: Path, saved: State | None) -> None:
             trained.restore(saved)
 
 
-def stored(
-    run: Path,
-    overrides: Sequence[str],
-    final: bool,
-    *,
-    needs: Set[str] | None = None,
-    signals: Collection[str] = (),
-    trust: bool = False,
-) -> LoadedConfig:
+def stored(run: Path, overrides: Sequence[str], final: bool, *, trust: bool = False) -> LoadedConfig:
     """Return the configuration that a run was started with, with overrides.
 
     Args:
         final: start from the run's final model instead of its initial model. With LoRA this selects
             the base, and the adapter is loaded later.
-        needs: kinds of components that are used; None for all. If the run is not the user's own,
-            settings of other kinds are ignored.
-        signals: names of the signals whose state the checkpoint holds; they are built as well.
         trust: see `reopen`.
     Raises:
-        ConfigError: the run is not the user's own, and its configuration names code or servers.
+        ConfigError: the configuration names code or servers, and neither `trust` nor an override allows them.
     """
     file = run / CONFIG
     data: dict[str, Any] = read_json(file)
     if not data:
         raise StorageError(f"{file} is missing; restore it from a copy")
     data.pop("components", None)
-    trust = trust or is_own(run)
-    paths: Sequence[str] = ()
     with understood(file):
         if final:
             _start_from_final(run / "model", data)
-        if not trust:
-            paths = [path for path in data.pop("plugins", {}).get("search_paths", ()) if isinstance(path, str)]
-            data = data if needs is None else _needed(data, needs, signals)
         data["logging"] = data.get("logging", {}) | {"trackers": []}
     document = Document(str(file), data=data)
-    chosen = [document.override(override) for override in overrides]
-    if not trust:
-        refuse_foreign(document, chosen, paths)
-    return validate(document)
+    chosen = [path for path in map(document.override, overrides) if path]
+    if trust:
+        return validate(document)
+    _refuse(document.file, in_sections(document), chosen)
+    with refused(run):
+        loaded = validate(document)
+    _refuse(document.file, in_components(loaded), chosen)
+    return loaded
 
 
-def _needed(data: Mapping[str, Any], needs: Set[str], signals: Collection[str]) -> dict[str, Any]:
-    """Return a stored configuration in which settings of kinds that are not needed have defaults."""
-    task = ("task", "tasks", "environment", "environments") if "task" in needs else ()
-    scoring = ("rewards", "reward_pool") if "reward" in needs else ()
-    sections = {"model", "training", "optimizer", "distributed", "warmup", "eval", *task, *scoring}
-    found = {
-        name: data[name]
-        for name in data
-        if name in sections or (name not in Config.model_fields and _reads(name, needs))
-    }
-    found["training"] = {
-        key: found["training"][key] for key in found["training"] if key not in ("curriculum", "stop_when")
-    }
-    found["rollout"] = {"engine": data["rollout"]["engine"]} if "engine" in needs else {}
-    if "reward" not in needs:
-        found["eval"] = {**found["eval"], "sets": []}
-        found["rewards"] = [{"name": "overlong"}]  # never built; it is valid with every task, since it reads no answer
-        _without_environment(found)
-    found["logging"] = {"observe": [name for name in signals if name in registry.names("signal")]}
-    return found
-
-
-def _without_environment(data: dict[str, Any]) -> None:
-    """Remove the environments from a configuration, and keep their tasks."""
-    data.pop("environment", None)
-    if mixed := data.pop("environments", None):
-        data["tasks"] = [
-            {
-                "name": one["task"],
-                "params": one["task_params"],
-                "label": one["label"] or one["name"],
-                "weight": one["weight"],
-            }
-            for one in mixed
-        ]
-
-
-def _reads(table: str, needs: Set[str]) -> bool:
-    """Return True if a component of one of these kinds, built-in or installed, reads the table."""
-    kinds = {one.kind for one in registry.components(tables=[table])}
-    return bool(kinds & needs) or any(table in registry.names(kind) for kind in needs)
+def _refuse(file: str, values: Iterable[ForeignValue], chosen: Sequence[tuple[str | int, ...]]) -> None:
+    """Raise ConfigError with all values that no override on the command line has set."""
+    found = [one for one in values if not any(one.path[: len(path)] == path for path in chosen)]
+    if found:
+        raise ConfigError(
+            [ConfigProblem(file, 0, 0, show(one.path), f"{one.value} {one.effect}", FIX) for one in found]
+        )
 
 
 def _is_exact(engine: registry.Component) -> bool:

@@ -205,8 +205,7 @@ class RunContext(SamplingContext):
     def load_state_dict(self, state: State) -> tuple[int, int]:
         """Restore the state that `state_dict` returned, and return (step, cursor)."""
         self.restore(state)
-        # Checkpoints of version 0.2 hold the state of one expert and of no other source.
-        saved = state["loop"].get("sources", {"expert": state["loop"].get("experts")})
+        saved = state["loop"]["sources"]
         for name, source in self.row_sources.items():
             self.restore_part(f"the rows of {name}", source, saved.get(name) or None)
         if learned := state["loop"].get("task"):

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.document import Document, canonical
+from retrain.config.foreign_values import in_sections
 from retrain.config.load import validate
 from retrain.config.resolve import LoadedConfig
-from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageError, UserCodeError
+from retrain.errors import ConfigError, ConfigProblem, RetrainError, UserCodeError
 from retrain.protocols import ALONE, Ranks
+from retrain.registry.foreign_code import refused
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.findings import Evidence, RunFindings
@@ -86,7 +88,7 @@ def _join(loaded: LoadedConfig) -> Ranks:
 
 def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, around: Around) -> Path:
     began = time.perf_counter()
-    _check_path(resume)
+    earlier = _earlier(resume, loaded.directory)
     resolved = loaded.resolved()
     path = loaded.directory
     with _directory(loaded, resume, observe, ranks) as directory, Stop() as stop:
@@ -95,14 +97,14 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         plugins = source_hashes(every)
         started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
         if previous:  # checked before torch is imported; `_accept` checks the checkpoint itself
-            changes = _changes(_with_new_keys(previous, resolved), masked(resolved), resume)
+            changes = _changes(_with_new_keys(previous, resolved, earlier), masked(resolved), resume)
             if directory.complete():
                 _end_complete(path, changes, observe)
                 return path
         from retrain.run.loop import train
 
         with understood(path):
-            state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe))
+            state = directory.restore(resume.path, partial(_accept, started, resume, observe, earlier))
         directory.write_config(_source(loaded), started)
         context = _watched(_built(loaded, directory, observe))
         try:
@@ -130,11 +132,14 @@ def _collector(loaded: LoadedConfig) -> Callable[..., Any] | None:
     return ContinuousCollector
 
 
-def _check_path(resume: Resume) -> None:
-    """Raise ConfigError if `--resume` names a path that is not a checkpoint."""
-    if resume.path is not None and not checkpoint.is_one(resume.path):
+def _earlier(resume: Resume, path: Path) -> Path:
+    """Return the directory of the run to continue; raise ConfigError if `--resume` names no checkpoint."""
+    if resume.path is None:
+        return path
+    if not checkpoint.is_one(resume.path):
         fix = "give auto, or runs/NAME/checkpoints/step-000100"
         raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "is not a checkpoint", fix)])
+    return resume.path.resolve().parents[1]
 
 
 def _end_complete(path: Path, changes: Sequence[str], observe: Observer) -> None:
@@ -186,20 +191,21 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume) -> 
     return config_changes(old, new, [canonical(key) for key in resume.allow_change])
 
 
-def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> dict[str, Any]:
     """Return the settings of an earlier run by dotted key, without secrets.
 
     Keys that are newer than that run get their defaults. Finding the defaults imports the code that
-    the configuration names. The earlier run may come from somebody else, so if it names code that
-    `new` does not name, nothing is imported and only its own keys are returned.
-    """
-    from retrain.storage.trust import privileges
+    the configuration names. The earlier run may come from somebody else: if it names code that
+    needs trust and that `new` does not name, only its own keys are returned.
 
+    Args:
+        run: directory of the earlier run, from which nothing is imported.
+    """
     known = dict(flatten(masked(old)))
     document, current = (_document({**one, "plugins": new["plugins"]}) for one in (old, new))
-    if not {*privileges(document)} <= {*privileges(current)}:
+    if not {*in_sections(document)} <= {*in_sections(current)}:
         return known
-    with suppress(RetrainError):  # if it is invalid by today's rules, compare its own keys only
+    with suppress(RetrainError), refused(run):  # if it is invalid by today's rules, compare its own keys only
         return dict(flatten(masked(validate(document).resolved()))) | known
     return known
 
@@ -209,35 +215,22 @@ def _document(config: Mapping[str, Any]) -> Document:
     return Document("config.resolved.json", data=data)
 
 
-def _accept(
-    previous: Mapping[str, Any], started: Mapping[str, Any], resume: Resume, observe: Observer, state: State
-) -> None:
+def _accept(started: Mapping[str, Any], resume: Resume, observe: Observer, run: Path, state: State) -> None:
     """Compare the settings and plug-ins of a checkpoint's run with this run's, and warn of changes.
 
     Secrets are not compared and never shown.
 
     Args:
-        previous: config.resolved.json of the run; used for checkpoints of versions before 0.2, which
-            do not store the settings.
         started: settings, plug-in hashes and number of ranks of this run.
+        run: directory of the earlier run.
     Raises:
         ConfigError: a setting or plug-in has changed that `--allow-change` does not name.
-        StorageError: neither the checkpoint nor `previous` has the settings.
     """
-    known = state.get("started_with") or {"config": previous}
-    if not known["config"]:
-        raise StorageError(
-            "config.resolved.json cannot be read, and the checkpoint does not hold the settings of its run; "
-            "restore the file from a copy, or start again with --fresh"
-        )
-    changes = _changes(_with_new_keys(known["config"], started["config"]), masked(started["config"]), resume)
-    if "plugins" in known:
-        old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
-        changes += _changes(old, new, resume)
-    elif started["plugins"]:
-        names = ", ".join(started["plugins"])
-        changes.append(f"plug-ins {names}, which the checkpoint has no hashes of, so they may have changed")
-    if (saved := known.get("ranks", 1)) != started["ranks"]:
+    known = state["started_with"]
+    changes = _changes(_with_new_keys(known["config"], started["config"], run), masked(started["config"]), resume)
+    old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
+    changes += _changes(old, new, resume)
+    if (saved := known["ranks"]) != started["ranks"]:
         count = started["ranks"]
         changes.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
     for change in changes:
@@ -257,9 +250,7 @@ def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[
     if state is not None:
         with understood(context.directory.path):
             # The file at the same path may have changed; the cursor would then select other problems.
-            saved = state["loop"]["data"]
-            known = {name: facts for name, facts in context.data.items() if name in saved or name != "model"}
-            for change in _changes(saved, known, resume):  # a checkpoint of 0.1 has no hashes of the model
+            for change in _changes(state["loop"]["data"], context.data, resume):
                 context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
             start, cursor = context.load_state_dict(state)
         context.observe("message", {"text": f"resumed after step {start}", "level": "info"})

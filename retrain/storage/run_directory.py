@@ -3,7 +3,6 @@
 runs/NAME/
     config.toml  config.resolved.json                     configuration as written, and with all defaults
     environment.json                                      versions and hardware
-    signature.json                                        proof for the user who trained the run that it is theirs
     metrics.jsonl  eval.jsonl                             one row per step, one per evaluation
     rollouts/step-000010.jsonl.gz                         completions of a step with their advantages
     eval/step-000010.jsonl.gz                             completions of an evaluation
@@ -28,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
 from retrain.protocols import ALONE, Ranks
 from retrain.storage import checkpoint
-from retrain.storage.own_runs import CONFIG, SIGNATURE, sign
 from retrain.storage.run_files import parse_row, read_rows
 from retrain.system.files import plain_files, remove, sync, write_bytes, write_text, writing
 from retrain.system.lock import Lock
@@ -45,10 +43,10 @@ ExistingRun = Literal["new", "resume", "auto", "fresh"]
 """Treatment of an existing run: "new" refuses it, "resume" requires it, "auto" continues it if there is one, "fresh"
 deletes it."""
 
+CONFIG = "config.resolved.json"
 _FILES = (
     "config.toml",
     CONFIG,
-    SIGNATURE,
     "environment.json",
     "metrics.jsonl",
     "eval.jsonl",
@@ -202,7 +200,7 @@ class RunDirectory:
 
     @_on_rank0
     def write_config(self, source: str, started: Mapping[str, Any]) -> None:
-        """Write the configuration as TOML and in resolved form, and sign the run.
+        """Write the configuration as TOML and in resolved form.
 
         Args:
             source: the configuration as the user wrote it.
@@ -213,7 +211,6 @@ class RunDirectory:
         with writing(self.path):
             write_text(self.path / "config.toml", source)
             write_text(self.path / CONFIG, json.dumps(started["config"], indent=2) + "\n")
-            sign(self.path)
 
     @_on_rank0
     def write_environment(self, environment: Mapping[str, Any]) -> None:

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.run.session import Resume, run
-from retrain.storage.own_runs import sign
 from tests.campaign.tables import write_campaign
 from tests.docs.test_snippets import ROOT, blocks
 from tests.small_runs import TOML
@@ -97,7 +96,6 @@ def folder(tmp_path_factory):
         run(load(place / "run.toml", [f'logging.dir="{place}/runs"']), Resume(), lambda event, details: None)
         for name in ("quickstart", "NAME"):
             shutil.copytree(place / "runs" / "run", place / "runs" / name)
-            sign(place / "runs" / name)
     for name in ("quickstart-campaign", "dca", "ablation"):
         write_campaign(place / "runs" / name, conditions=("grpo", "maxrl"), seeds=range(2), steps=20, failed=())
     return place

@@ -315,7 +315,6 @@ UNUSABLE = {
         "import sys\nsys.exit(0)": "raised SystemExit",
         "raise KeyError('x')": "raised KeyError",
         "def __getattr__(name):\n    raise RuntimeError('odd')": "raised RuntimeError",
-        "class Odd(BaseException):\n    def __str__(self):\n        raise ValueError\nraise Odd": "cannot be read",
     },
     "transform": {
         "async def fn(ctx):\n    return ctx": "is async or a generator",

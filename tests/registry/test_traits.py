@@ -1,9 +1,9 @@
-"""Traits: typed for each kind, with the names of version 0.1 accepted."""
+"""Traits, typed for each kind."""
 
 import pytest
 
 from retrain.errors import ComponentError
-from retrain.registry import KINDS, Component, components, engine, loss, signal
+from retrain.registry import KINDS, Component, components, engine, loss
 from retrain.registry.component import REGISTERED
 from retrain.registry.traits import EngineTraits, LossTraits
 
@@ -30,16 +30,6 @@ def test_a_decorator_states_the_traits_of_its_kind():
     found = REGISTERED["engine", "mine"]
     assert engine.traits_of(found) == EngineTraits(exact=True, remote=True, table="other")
     assert found.table == "other"
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_names_of_an_earlier_version_have_their_effect_and_a_warning():
-    with pytest.warns(FutureWarning, match="elsewhere of @engine is now called remote") as caught:
-        engine("mine", **{"elsewhere": True})(Mine)
-    assert engine.traits_of(REGISTERED["engine", "mine"]).remote
-    assert caught[0].filename == __file__, "the warning points to the decorator"
-    with pytest.warns(FutureWarning, match="needed_by of @signal has no effect"):
-        signal("mine", **{"needed_by": "nobody"})(lambda rewards: rewards)
 
 
 def test_an_unknown_trait_is_refused_with_the_nearest_name():

@@ -1,7 +1,6 @@
 """Run directories that somebody else hands over: opening one runs none of its code and follows none of its links."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from typer.testing import CliRunner
 from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.run.session import Resume, run
-from retrain.storage.own_runs import is_own, sign
 from tests.small_runs import TOML
 
 EVIL = "open({mark!r}, 'w').write('ran')\ndef fn(*a, **k):\n    return 1.0\nclass Task:\n    pass\n"
@@ -87,35 +85,104 @@ EVIL_KEYS = {
 }
 
 
-@pytest.mark.parametrize("command", OPENING)
-@pytest.mark.parametrize("what", EVIL_KEYS)
-def test_code_that_a_run_names_is_not_imported_unless_it_is_trusted(theirs, command, what):
-    mark = theirs(plugins__search_paths=[str(Path("theirs/evil").resolve())], **EVIL_KEYS[what])
+GADGETS = {
+    "a reward": {"rewards": [{"name": "os.system"}]},
+    "a reward of retrain itself": {"rewards": [{"name": "retrain.system.files.remove"}]},
+    "a tool": {"environment__name": "tools", "tools": {"functions": ["subprocess.getoutput"]}},
+    "a tool of a package": {"environment__name": "tools", "tools": {"functions": ["torch.hub.load"]}},
+}
+
+
+def refused(command):
     done = invoke(OPENING[command])
-    assert not mark.exists(), done.output
-    if done.exit_code:
-        assert done.exit_code == 2, done.output
-        assert "chance" in done.stderr
-        assert "--trust" in done.stderr
+    assert done.exit_code == 2, done.output
+    assert "--trust" in done.stderr
+    return done.stderr
 
 
-def test_what_would_be_imported_is_named_and_trust_imports_it(theirs):
-    mark = theirs(plugins__search_paths=[str(Path("theirs/evil").resolve())], rewards=[{"name": "chance.fn"}])
-    refused = invoke(OPENING["eval"])
-    assert refused.exit_code == 2
-    assert f'"chance.fn" imports the module chance, from {Path("theirs/evil/chance.py").resolve()}' in refused.stderr
+@pytest.mark.parametrize(
+    ("command", "what"), [*(("eval", what) for what in EVIL_KEYS), *((command, "a reward") for command in OPENING)]
+)
+def test_code_in_the_run_is_not_imported_unless_it_is_trusted(theirs, command, what):
+    text = json.dumps(EVIL_KEYS[what]).replace("chance", "theirs.chance")
+    mark = theirs(**json.loads(text))
+    assert "theirs/chance.py belongs to the run that is opened" in refused(command)
     assert not mark.exists()
-    invoke([*OPENING["eval"], "--trust"])
+
+
+def test_code_beside_a_run_is_not_imported_in_its_own_directory(theirs, monkeypatch):
+    mark = theirs(rewards=[{"name": "chance.fn"}])
+    monkeypatch.chdir("theirs")
+    assert "chance.py belongs to the run" in invoke(["eval", "."]).stderr
+    assert not mark.exists()
+
+
+def test_a_package_in_the_run_is_not_imported_for_a_module_in_it(theirs):
+    mark = theirs(rewards=[{"name": "theirs.package.chance.fn"}])
+    package = Path("theirs/package")
+    package.mkdir()
+    for name in ("__init__.py", "chance.py"):
+        (package / name).write_text(EVIL.format(mark=str(mark)))
+    assert "__init__.py belongs to the run" in refused("eval")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("command", OPENING)
+def test_search_paths_are_used_with_trust_alone(theirs, command):
+    mark = theirs(plugins__search_paths=[str(Path("theirs/evil").resolve())], rewards=[{"name": "chance.fn"}])
+    assert "[plugins] search_paths: ('" in refused(command)
+    assert not mark.exists()
+    invoke([*OPENING[command], "--trust"])
     assert mark.exists()
 
 
-@pytest.mark.parametrize("command", ["sample", "export"])
-def test_a_model_is_sampled_and_exported_without_what_scored_it(theirs, command):
-    mark = theirs(
-        rewards=[{"name": "chance.fn"}], environment__name="chance.fn", environment__python="theirs/evil/python"
-    )
-    assert invoke(OPENING[command]).exit_code == 0
-    assert not mark.exists()
+@pytest.mark.parametrize("what", GADGETS)
+def test_functions_of_python_and_packages_are_not_the_users(theirs, what):
+    theirs(**GADGETS[what])
+    assert "is neither a component nor a file of the working directory" in refused("eval")
+
+
+def test_code_in_the_working_directory_is_used_as_in_the_users_own_files(theirs):
+    theirs(rewards=[{"name": "mine.fn"}])
+    Path("mine.py").write_text("def fn(completions):\n    return [1.0 for _ in completions]\n")
+    done = invoke([*OPENING["eval"], "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"environment__python": "theirs/evil/python"},
+            "[environment] python: 'theirs/evil/python' starts this program",
+        ),
+        ({"reward_pool__env": ["HF_TOKEN"]}, "[reward_pool] env: ['HF_TOKEN'] shows these environment variables"),
+        (
+            {"rewards": [{"name": "judge"}], "judge": {"base_url": "http://10.0.0.1/v1", "model": "m"}},
+            "[judge] base_url: 'http://10.0.0.1/v1' sends prompts",
+        ),
+        (
+            {
+                "eval__sets": [{"name": "more", "rewards": [{"name": "judge"}]}],
+                "judge": {"base_url": "http://10.0.0.1/v1", "model": "m"},
+            },
+            "[judge] base_url: 'http://10.0.0.1/v1' sends prompts",
+        ),
+        (
+            {"rollout__engine": "vllm-server", "vllm": {"urls": ["http://127.0.0.1:9"]}},
+            "[vllm] urls: ['http://127.0.0.1:9'] replaces the weights",
+        ),
+    ],
+)
+def test_programs_variables_and_servers_are_named(theirs, changes, message):
+    theirs(**changes)
+    assert message in refused("eval")
+
+
+def test_a_value_that_is_set_on_the_command_line_is_trusted(theirs):
+    theirs(reward_pool__env=["HF_TOKEN"])
+    assert invoke([*OPENING["eval"], "--set", 'reward_pool.env=["LANG"]']).exit_code == 0
 
 
 def test_a_run_of_registered_parts_opens_without_trust(theirs):
@@ -160,26 +227,3 @@ def test_export_refuses_links_in_the_model(theirs, tmp_path):
         path.unlink()
         if kept:
             path.write_bytes(kept)
-
-
-def test_a_signature_holds_for_one_place_one_directory_and_one_configuration(train, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = train("training.max_steps=0")
-    assert is_own(run)
-    (tmp_path / "inside").mkdir()
-    monkeypatch.chdir(tmp_path / "inside")
-    assert not is_own(run), "a module name means another file here"
-    monkeypatch.chdir(tmp_path)
-    copy = shutil.copytree(run, tmp_path / "copy")
-    assert not is_own(copy)
-    (run / "config.resolved.json").write_text((run / "config.resolved.json").read_text() + " ")
-    assert not is_own(run)
-    sign(run)
-    assert is_own(run)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another-user"))
-    assert not is_own(run)
-    key = tmp_path / "another-user" / "retrain"
-    sign(run)
-    assert is_own(run)
-    os.chmod(key / "signing-key", 0o644)
-    assert not is_own(run), "somebody else could have read the key"

@@ -116,15 +116,15 @@ def test_a_key_that_is_new_since_the_run_was_started_is_no_change(train, stopped
 
 
 def forget(run):
-    """Make the run one of a version before some keys and before checkpoints held the configuration."""
+    """Make the run one of a version before some keys."""
     config = json.loads((run / "config.resolved.json").read_text())
-    del config["optimizer"]["eps"], config["logging"]["observe"], config["reward_pool"]["sandbox"]
-    (process,) = config["components"]["transform"]
-    del process["params"]["delay"]
-    (run / "config.resolved.json").write_text(json.dumps(config))
     (saved,) = (run / "checkpoints").iterdir()
     state = checkpoint.load(saved)
-    del state["started_with"]
+    for one in (config, state["started_with"]["config"]):
+        del one["optimizer"]["eps"], one["logging"]["observe"], one["reward_pool"]["sandbox"]
+        (process,) = one["components"]["transform"]
+        del process["params"]["delay"]
+    (run / "config.resolved.json").write_text(json.dumps(config))
     checkpoint.save(run / "checkpoints", checkpoint.step_of(saved), state, keep=1)
 
 

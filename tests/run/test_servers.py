@@ -218,7 +218,7 @@ def test_a_run_is_exported_without_its_servers_and_sampled_without_them_if_told_
     assert not asked
     for server in servers:
         server.kill()
-    away = cli.invoke(app, ["eval", str(run)])
+    away = cli.invoke(app, ["eval", str(run), "--trust"])
     assert away.exit_code == 5
     assert away.stderr.strip().endswith("or sample here: --set rollout.engine=torch")
     here = cli.invoke(app, ["eval", str(run), "--set", "rollout.engine=torch", "--json"])

@@ -64,7 +64,6 @@ def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     table="planning",
     check=_check,
     check_code=_check_code,
-    imports=("detector",),
     reaches={"embedder": "loads a sentence-transformer, whose files may name modules to import"},
     stored="planning",
     when={

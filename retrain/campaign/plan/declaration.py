@@ -36,7 +36,6 @@ class Declaration:
         started, runs: number of runs that had started by then, and of all runs.
         sha256: hash of the campaign's file at that time.
         changed: changes of the declaration since the first run had started.
-        recorded: False for a declaration of version 0.2.0, which counted runs that had ended.
     """
 
     primary: str | None
@@ -47,7 +46,6 @@ class Declaration:
     runs: int
     sha256: str
     changed: tuple[str, ...]
-    recorded: bool = True
 
     @property
     def late(self) -> bool:
@@ -60,8 +58,9 @@ class Declaration:
         comparison = f"{self.primary} against {self.baseline}{f' on {self.claim}' if self.claim else ''}"
         record = f"(sha256 of the file: {self.sha256[:12]})"
         if not self.late:
-            begun = "before any run had started" if self.recorded else "before any run had ended"
-            return f"The primary comparison, {comparison}, was declared at {self.at}, {begun} {record}."
+            return (
+                f"The primary comparison, {comparison}, was declared at {self.at}, before any run had started {record}."
+            )
         when = f"at {self.at}, after {self.started} of {self.runs} runs had started {record}"
         more = f" and {len(self.changed) - _SHOWN} more" if len(self.changed) > _SHOWN else ""
         changes = f" Changed since runs had started: {', '.join(self.changed[:_SHOWN])}{more}." if self.changed else ""
@@ -88,10 +87,9 @@ def declaration(plan: Plan) -> Declaration | None:
         claim=plan.claim,
         at=found["at"],
         started=found["after"],
-        runs=found.get("runs", len(plan.cells)),
+        runs=found["runs"],
         sha256=found["sha256"],
         changed=tuple(found.get("changed", ())),
-        recorded="runs" in found,
     )
 
 
@@ -113,8 +111,8 @@ def declare(path: Path, loaded: LoadedCampaign) -> Declared | None:
     if loaded.settings.primary is None:
         if before is None or not started:
             return None
-        terms = {**before.get("terms", {}), "primary": None, "claim": None}
-    if before and before.get("terms") == (terms := _as_before(before.get("terms", {}), terms)):
+        terms = {**before["terms"], "primary": None, "claim": None}
+    if before and before["terms"] == (terms := _as_before(before["terms"], terms)):
         return before
     return Declared(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -185,8 +183,6 @@ def _as_before(old: Mapping[str, Any], terms: Mapping[str, Any]) -> dict[str, An
 
 def _history(before: Declared, terms: Mapping[str, Any]) -> list[str]:
     """Return the changes of the earlier declaration and those from it to `terms`."""
-    if "terms" not in before:
-        return ["not known, because the declaration of version 0.2.0 has no terms"]
     old = before["terms"]
     moved = old.get("claim") != terms.get("claim")  # to another task, whose settings differ in many keys
     relabelled = [f"{role}: " for role in _ROLES if moved or old.get(role) != terms.get(role)]

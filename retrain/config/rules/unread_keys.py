@@ -133,10 +133,10 @@ def _switched_off(one: Bound, key: str) -> Reason | None:
 
 def _fix(name: str, key: str) -> str:
     """Return a fix that names the components that read the key."""
-    from retrain.config.sections.synonyms import UNREAD
+    from retrain.config.aliases import aliases
 
-    if (name, key) in UNREAD:
-        return UNREAD[name, key]
+    if advice := aliases()["unread"].get(f"{name}.{key}"):
+        return advice
     named: dict[str, list[str]] = {}
     for one in registry.components(tables=[name]):
         if key in one.schema.model_fields:

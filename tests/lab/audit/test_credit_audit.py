@@ -227,7 +227,7 @@ def test_a_run_whose_environment_cannot_be_replayed_is_refused_before_anything_i
     (tmp_path / "remote.py").write_text(REMOTE)
     game = ('environment.name="remote.remote"', "training.max_steps=0", "warmup.steps=0")
     run = train(*GAME, "guess={}", f'plugins.search_paths=["{tmp_path}"]', *game)
-    done = CliRunner().invoke(app, ["audit", str(run), "--batches", "1000000"])
+    done = CliRunner().invoke(app, ["audit", str(run), "--trust", "--batches", "1000000"])
     assert done.exit_code == 2
     assert 'environment "remote.remote" cannot be replayed' in " ".join(done.output.split())
 

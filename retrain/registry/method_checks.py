@@ -1,4 +1,6 @@
-"""Wrap the class of a component: check the results of its methods, and name the component in errors."""
+"""Check what the methods of a user's class return, and name the component in errors.
+
+A plug-in is the user's own code: these checks find mistakes, and do not guard against hostile objects."""
 
 from __future__ import annotations
 
@@ -20,10 +22,6 @@ from retrain.types import (
     mistyped,
 )
 
-LONGEST_PROMPT = 1_000_000
-"""Maximum number of characters of a prompt; tokenizing a longer one could exhaust the memory."""
-_MAX_DEPTH, _MAX_BITS = 100, 4096
-"""Maximum nesting depth of a component's state, and maximum number of bits of an integer in it."""
 ResultCheck = Callable[..., None]
 """(call, result of the method, its arguments) -> None; it raises `call.fail(...)` if the result is invalid."""
 
@@ -33,7 +31,7 @@ def anything(call: Call, found: Any, *arguments: Any) -> None:
 
 
 def problem(call: Call, found: Any, *arguments: Any) -> None:
-    """Require a Problem whose fields have the right types, and whose prompt is not empty, too long or unencodable."""
+    """Require a Problem whose fields have the right types, and whose prompt is not empty."""
     if not isinstance(found, Problem):
         raise call.fail(f"problem {', '.join(map(str, arguments))} is {shown(found)}, not a retrain.types.Problem")
     fields: dict[str, Any] = {"id": found.id, "answer": found.answer, "solution": found.solution or ""}
@@ -51,17 +49,9 @@ def _prompt_problem(prompt: Any) -> str:
         if not all(isinstance(message, Mapping) and "role" in message for message in prompt):
             return f"is {shown(prompt)}; a message is a dict with role and content"
         texts = [message.get("content") for message in prompt]
-    for text in texts:
-        if not isinstance(text, str):
-            return f"is {shown(text)}, not text"
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return f"has a lone surrogate ({shown(text)}), which tokenizers reject"
-    if not any(texts):
-        return "is empty"
-    size = sum(map(len, texts))
-    return f"has {size:,} characters; at most {LONGEST_PROMPT:,} are allowed" if size > LONGEST_PROMPT else ""
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        return f"is {shown(wrong[0])}, not text"
+    return "" if any(texts) else "is empty"
 
 
 def problems(call: Call, found: Any, *arguments: Any) -> None:
@@ -94,22 +84,13 @@ def completions(call: Call, found: Any, requests: Sequence[Request], sampling: S
                 raise call.fail(f"sample returned {shown(one)}: {wrong}")
 
 
-def _unstorable(value: Any, depth: int = 0) -> str:
+def _unstorable(value: Any) -> str:
     """Describe the first value in a state that a checkpoint cannot store, or return ""."""
-    if depth > _MAX_DEPTH:
-        return f"a value nested more than {_MAX_DEPTH} deep, or in itself"
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float | str) or hasattr(type(value), "untyped_storage"):
         return ""
-    if hasattr(type(value), "untyped_storage"):
-        plain = not (value.is_meta or value.is_quantized or str(value.layout) != "torch.strided")
-        return "" if plain else "a meta, quantized or sparse tensor"
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         value = [*value.values()]
-    if isinstance(value, list | tuple):
-        return next(filter(None, (_unstorable(one, depth + 1) for one in value)), "")
-    return shown(value)
+    return next(filter(None, map(_unstorable, value)), "") if isinstance(value, list | tuple) else shown(value)
 
 
 def state(call: Call, found: Any, *arguments: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retrain.errors import UserCodeError
-from retrain.registry import verbs
+from retrain.registry import method_checks
 from retrain.registry.call import Call
 from retrain.types import Completion, ExpertRow, Request, Rollout, Sampling, Turn
 
@@ -76,26 +76,26 @@ CALL = Call("plug-in", "mine")
 
 @pytest.mark.parametrize("found", [GOOD, replace(GOOD, ids=[5, 7], logprobs=[-1, -2], finish_reason="length")])
 def test_a_completion_of_the_request_passes(found):
-    verbs.completions(CALL, [[found]], [REQUEST], SAMPLING)
+    method_checks.completions(CALL, [[found]], [REQUEST], SAMPLING)
 
 
 @pytest.mark.parametrize("found", BAD_COMPLETIONS.values(), ids=BAD_COMPLETIONS)
 def test_a_completion_that_the_model_cannot_have_sampled_is_refused(found):
     with pytest.raises(UserCodeError, match=r'plug-in "mine": sample returned Completion'):
-        verbs.completions(CALL, [[found]], [REQUEST], SAMPLING)
+        method_checks.completions(CALL, [[found]], [REQUEST], SAMPLING)
 
 
 @pytest.mark.parametrize("row", [ROW, replace(ROW, correct=True, greedy=1), ExpertRow((1, 2, 0), ((1, 3),))])
 def test_a_row_of_a_source_passes(row):
-    verbs.source_rows(CALL, [row], 0, [])
+    method_checks.source_rows(CALL, [row], 0, [])
 
 
 @pytest.mark.parametrize("row", BAD_ROWS.values(), ids=BAD_ROWS)
 def test_a_row_that_cannot_be_trained_on_is_refused(row):
     with pytest.raises(UserCodeError, match=r'plug-in "mine": take returned'):
-        verbs.source_rows(CALL, [row], 0, [])
+        method_checks.source_rows(CALL, [row], 0, [])
 
 
 def test_a_row_that_the_source_was_given_is_not_examined_again():
     given = replace(ROW, reward=None)
-    verbs.source_rows(CALL, [given], 0, [given])
+    method_checks.source_rows(CALL, [given], 0, [given])

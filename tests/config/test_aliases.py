@@ -7,8 +7,8 @@ import re
 import pytest
 import tomli
 
+from retrain.config.aliases import advice_by_key, translated
 from retrain.config.load import load
-from retrain.config.sections.synonyms import WORDS, translated
 from retrain.errors import ConfigError
 
 
@@ -51,6 +51,14 @@ from retrain.errors import ConfigError
         ("[model]\nenable_thinking = false", "write [model] chat_params = { enable_thinking = false }"),
         ("[kl]\nkl_tau = 0.1", "[kl] weight reads a reference model"),
         ("[buffer]\nbatch_size = 32", "[training] batch_size counts prompts"),
+        ("[actor_rollout_ref]\nactor.optim.lr = 1e-6", "is a key of another trainer; here [optimizer] lr = 1e-06"),
+        (
+            "[actor_rollout_ref]\nmodel.path = 'M'\nrollout.n = 8\nactor.ppo_epochs = 2",
+            'here [model] path = "M"; [training] group_size = 8; [training] epochs = 2',
+        ),
+        ("[data]\nmax_prompt_length = 512\nseed = 1", "here [training] max_prompt_tokens = 512"),
+        ("[trainer]\ntest_freq = 5", "here [eval] every = 5"),
+        ("[custom_reward_function]\nname = 'f'", '[[rewards]] name = "module.function"'),
     ],
 )  # fmt: skip
 def test_a_word_of_another_trainer_gets_the_key_and_the_value(tmp_path, written, says):
@@ -63,7 +71,7 @@ def test_a_word_of_another_trainer_gets_the_key_and_the_value(tmp_path, written,
 SAMPLES = {"schedule": '"cosine"', "path": '"builtin:tiny"', "name": '"x"', "dir": '"runs"', "mask_truncated": "true"}
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", advice_by_key())
 def test_what_is_said_can_be_written(tmp_path, word):
     """Every `[table] key = value` in an answer is accepted, for one sensible value of the key."""
     for table, key, value in re.findall(r'\[([\w.]+)\] (\w+) = (\[[^]]*\]|"[^"]*"|[\w.-]+)', translated(word, 2)):

@@ -1,0 +1,53 @@
+"""Find the values of a stored configuration that need `--trust`, because somebody else may have written it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from retrain.config.document import Document
+from retrain.config.positions import Path
+from retrain.config.resolve import LoadedConfig
+from retrain.config.schema import Config
+
+_EFFECTS: dict[tuple[str, str], str] = {
+    ("model", "trust_remote_code"): "runs Python files that come with the model",
+    ("plugins", "search_paths"): "adds directories of modules",
+    ("environment", "python"): "starts this program",
+    ("reward_pool", "env"): "shows these environment variables to rewards",
+}
+"""Keys of sections with their effects. Components name further keys by their trait `reaches`."""
+
+
+class ForeignValue(NamedTuple):
+    """A value that needs trust: its key, the value as text, and its effect."""
+
+    path: Path
+    value: str
+    effect: str
+
+
+def in_sections(document: Document) -> Iterator[ForeignValue]:
+    """Yield values that take effect during validation; none if a section is invalid, which ends validation earlier."""
+    try:
+        config = Config.model_validate({key: document.data[key] for key in document.data if key in Config.model_fields})
+    except ValidationError:
+        return
+    for path, effect in _EFFECTS.items():
+        if value := getattr(getattr(config, path[0]), path[1]):
+            yield ForeignValue(path, repr(value), effect)
+
+
+def in_components(loaded: LoadedConfig) -> Iterator[ForeignValue]:
+    """Yield parameters by which components of a validated configuration connect to a server or load code."""
+    named = [(slot.params_path, slot.params, one) for slot, one in loaded.components.slots.items()]
+    computed = [((), {}, stage.bound) for stage in loaded.components.pipeline.graph]
+    for at, params, one in (*named, *computed):
+        for key, effect in one.component.traits.reaches.items():
+            if one.params.get(key) is not None:
+                path = at if key in params else (one.component.table,)
+                yield ForeignValue((*path, key), repr(one.params[key]), effect)
+    for entry in loaded.sets.values():
+        yield from in_components(entry)
