@@ -131,10 +131,9 @@ def _check_measurement(found: Results, allowed: Collection[str], one_campaign: b
 
 def command(paths: Sequence[Path], asked: Asked) -> str:
     """Return the command that reproduces the comparison."""
-    options = [] if asked.metric is None else ["--metric", asked.metric]
-    options += [] if asked.goal is None else ["--goal", asked.goal]
-    options += [] if asked.margin is None else ["--margin", f"{asked.margin:g}"]
-    options += ["--summary", "mean"] if asked.summary == "mean" else []
+    named = {"metric": asked.metric, "goal": asked.goal, "margin": asked.margin and f"{asked.margin:g}"}
+    named["summary"] = "mean" if asked.summary == "mean" else None
+    options = [part for name, value in named.items() if value for part in (f"--{name}", value)]
     options += ["--unpaired"] * asked.unpaired
     options += [part for key in asked.allowed for part in ("--allow-different", key)]
     return f"retrain compare {shlex.join([*map(str, paths), *options])}"
