@@ -36,7 +36,6 @@ class Declaration:
         started, runs: number of runs that had started by then, and of all runs.
         sha256: hash of the campaign's file at that time.
         changed: changes of the declaration since the first run had started.
-        recorded: False for a declaration of version 0.2.0, which counted runs that had ended.
     """
 
     primary: str | None
@@ -47,7 +46,6 @@ class Declaration:
     runs: int
     sha256: str
     changed: tuple[str, ...]
-    recorded: bool = True
 
     @property
     def late(self) -> bool:
@@ -60,11 +58,11 @@ class Declaration:
         comparison = f"{self.primary} against {self.baseline}{f' on {self.claim}' if self.claim else ''}"
         record = f"(sha256 of the file: {self.sha256[:12]})"
         if not self.late:
-            begun = "before any run had started" if self.recorded else "before any run had ended"
-            return f"The primary comparison, {comparison}, was declared at {self.at}, {begun} {record}."
+            begun = f"before any run had started {record}"
+            return f"The primary comparison, {comparison}, was declared at {self.at}, {begun}."
         when = f"at {self.at}, after {self.started} of {self.runs} runs had started {record}"
-        more = f" and {len(self.changed) - _SHOWN} more" if len(self.changed) > _SHOWN else ""
-        changes = f" Changed since runs had started: {', '.join(self.changed[:_SHOWN])}{more}." if self.changed else ""
+        shown = [*self.changed[:_SHOWN], *["..."] * (len(self.changed) > _SHOWN)]
+        changes = f" Changed since runs had started: {', '.join(shown)}." if self.changed else ""
         if self.primary is None:
             return f"The declaration of a primary comparison was withdrawn {when}.{changes}"
         return (
@@ -91,7 +89,6 @@ def declaration(plan: Plan) -> Declaration | None:
         runs=found.get("runs", len(plan.cells)),
         sha256=found["sha256"],
         changed=tuple(found.get("changed", ())),
-        recorded="runs" in found,
     )
 
 
@@ -185,9 +182,7 @@ def _as_before(old: Mapping[str, Any], terms: Mapping[str, Any]) -> dict[str, An
 
 def _history(before: Declared, terms: Mapping[str, Any]) -> list[str]:
     """Return the changes of the earlier declaration and those from it to `terms`."""
-    if "terms" not in before:
-        return ["not known, because the declaration of version 0.2.0 has no terms"]
-    old = before["terms"]
+    old = before.get("terms", {})
     moved = old.get("claim") != terms.get("claim")  # to another task, whose settings differ in many keys
     relabelled = [f"{role}: " for role in _ROLES if moved or old.get(role) != terms.get(role)]
     keys = [key for key in dict.fromkeys((*old, *terms)) if not key.startswith(tuple(relabelled))]
@@ -199,8 +194,6 @@ def _history(before: Declared, terms: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Format a value of a change; a long list as its first and last values and its length."""
+    """Format a value of a change, cut after 60 characters."""
     text = "unset" if value is None else json.dumps(value)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}..." + (f"{value[-1]}] ({len(value)})" if isinstance(value, list) else "")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -70,7 +70,7 @@ class Declared(TypedDict):
 
     Attributes:
         at: time at which the plan was written, ISO 8601 in UTC.
-        after: number of runs that had started by then; version 0.2.0 counted runs that had ended.
+        after: number of runs that had started by then.
         runs: number of all runs by then, including those of an earlier plan.
         sha256: hash of the campaign's file.
         terms: settings that decide what the declared comparison tests, by key.

@@ -108,12 +108,16 @@ def conclusion(one: Comparison) -> str:
     """Return the verdict with its reasons: p-value, assumptions, failed runs, and what these seeds can detect."""
     tested = _tested(one)
     start = short(one).removesuffix(f" ({one.judged.test})") + (f" ({'; '.join(tested)})" if tested else "")
-    return "; ".join([f"{start}: {one.withheld}" if one.withheld else start, *_remarked(one)])
+    return "; ".join([*(_withheld(one) or [start]), *_remarked(one)])
 
 
 def why(one: Comparison) -> str:
     """Return the reasons of a verdict for a reader who has just read it."""
     return "; ".join(filter(None, [one.withheld, *_tested(one), *_remarked(one)]))
+
+
+def _withheld(one: Comparison) -> list[str]:
+    return [f"no verdict: {one.withheld}"] if one.withheld else []
 
 
 def _remarked(one: Comparison) -> list[str]:
@@ -250,7 +254,7 @@ def _axis(span: tuple[float, float]) -> str:
 def remarks(analysis: Analysis) -> list[str]:
     """Return sentences on withheld verdicts, failed runs, and what open comparisons detect; then `notes`."""
     found = [one for one in analysis.shown if one.withheld or one.failures or one.warning]
-    lines = [f"{title(one)}: {conclusion(one)}" for one in found]
+    lines = [f"{title(one)}: {'; '.join([*_withheld(one), *_remarked(one)])}" for one in found]
     open_ones = [one for one in analysis.shown if one.kind == "open" and one not in found]
     lines += [f"{title(one)}: {'; '.join(reasons)}" for one in open_ones[: 2 * _NAMED] if (reasons := _reasons(one))]
     return [*lines, *notes(analysis)]

@@ -159,16 +159,6 @@ def test_a_withdrawn_declaration_is_reported_and_its_return_is_late(plan):
     assert plan().plan.declared["changed"] == [*back["changed"], "alpha 0.1 -> 0.05"]
 
 
-def test_a_declaration_without_terms_is_late_once_a_run_has_started(plan):
-    directory = plan()
-    stored = json.loads((directory.path / "plan.json").read_text())
-    stored["declared"] = {name: stored["declared"][name] for name in ("at", "after", "sha256")}
-    (directory.path / "plan.json").write_text(json.dumps(stored))
-    assert "before any run had ended" in read_campaign(directory.path).declared.sentence
-    start(directory)
-    assert plan().plan.declared["changed"] == ["not known, because the declaration of version 0.2.0 has no terms"]
-
-
 def test_the_verdict_says_in_every_output_that_a_declaration_is_late(plan):
     start(plan())
     directory = plan(('baseline = "grpo"', 'baseline = "maxrl"'))
