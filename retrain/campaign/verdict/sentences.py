@@ -189,25 +189,35 @@ def pictured(found: Sequence[Comparison]) -> list[str]:
     rows: list[tuple[str, ...]] = []
     for family in families:
         rows += [("", TITLES[family], "", "", "", "")] if len(families) > 1 else []
-        rows += [_line(one, span) for one in found if one.family == family]
+        for one in (one for one in found if one.family == family):
+            row = cells(one)
+            first = f"{MARKS[one.kind]} {row['verdict']}", row["comparison"], picture(one, span)
+            rows.append((*first, row["difference"], row["seeds"], row["decided"]))
     better = f" ({outcome.direction})" if outcome.direction else ""
     p = "p" if all(one.size == 1 for one in found) else "corrected p"
     header = ("", "", _axis(span), f"{outcome.metric}{better}", "seeds" if found[0].paired else "runs", p)
     return [line.rstrip() for line in Table(header, rows).aligned()]
 
 
-def _line(one: Comparison, span: tuple[float, float]) -> tuple[str, ...]:
-    p = one.judged
-    shown = {"equal": p.equality, "not worse": p.not_worse}.get(one.kind, p.corrected)
-    known = p_value(shown).removeprefix("= ") if p.test and one.seeds else "-"
-    return (
-        f"{MARKS[one.kind]} {short(one)}",
-        title(one),
-        picture(one, span),
-        estimate(one.difference, "+.3f"),
-        str(len(one.seeds)),
-        known,
-    )
+def cells(one: Comparison) -> dict[str, str]:
+    """Return a comparison as a row of texts, by column; every table, line and page shows some of them."""
+    judged, known = one.judged, bool(one.judged.test)
+    decided = {"equal": judged.equality, "not worse": judged.not_worse}.get(one.kind, judged.corrected)
+    p = {"p": judged.p, "corrected p": judged.corrected, "decided": decided}
+    return {
+        "comparison": title(one),
+        "difference": estimate(one.difference, "+.3f"),
+        "verdict": short(one),
+        "seeds": str(len(one.seeds)),
+        "test": judged.test or "-",
+        **{name: p_value(value).removeprefix("= ") if known else "-" for name, value in p.items()},
+        "detectable": f"±{one.detectable:.3f}" if known and math.isfinite(one.detectable) else "-",
+        "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
+        "P(improvement)": estimate(one.improvement, ".2f"),
+        "area under curve": estimate(one.area, "+.3f"),
+        "tokens per answer": estimate(one.avg_tokens, "+.1f"),
+        "AES": estimate(one.aes, "+.3f"),
+    }
 
 
 def drawn_range(found: Sequence[Comparison]) -> tuple[float, float]:

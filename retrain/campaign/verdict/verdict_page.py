@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from retrain.campaign.verdict.credit_map import CreditMap, credit_map
 from retrain.campaign.verdict.premises import Premises, premises_of
 from retrain.campaign.verdict.results import SPENT, Cell, Results
 from retrain.campaign.verdict.run_reader import read_campaign, read_campaign_tables
-from retrain.campaign.verdict.sentences import amount, estimate, p_value
+from retrain.campaign.verdict.sentences import amount, estimate
 from retrain.errors import RetrainError
 from retrain.report import latex, run_page
 from retrain.report.charts import number
@@ -234,38 +233,22 @@ def _line(one: Comparison, span: tuple[float, float]) -> dict[str, str]:
 
 def differences(analysis: Analysis) -> Table:
     """Return the table of tested differences."""
-    return Table.of([_tested(one) for one in analysis.shown])
-
-
-def _tested(one: Comparison) -> dict[str, str]:
-    known = one.judged.test
-    return {
-        "comparison": sentences.title(one) + (f": {one.outcome.metric}" if one.outcome.metric != "accuracy" else ""),
-        "difference": estimate(one.difference, "+.3f"),
-        "verdict": sentences.short(one),
-        "seeds": str(len(one.seeds)),
-        "test": known or "-",
-        "p": p_value(one.judged.p).removeprefix("= ") if known else "-",
-        "corrected p": p_value(one.judged.corrected).removeprefix("= ") if known else "-",
-        "detectable": f"±{one.detectable:.3f}" if known and math.isfinite(one.detectable) else "-",
-        "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
-    }
+    columns = "difference", "verdict", "seeds", "test", "p", "corrected p", "detectable", "effect g"
+    return _columns(analysis, columns)
 
 
 def described(analysis: Analysis) -> Table:
     """Return the table of effects that are not tested."""
-    return Table.of(
-        [
-            {
-                "comparison": sentences.title(one),
-                "P(improvement)": estimate(one.improvement, ".2f"),
-                "area under curve": estimate(one.area, "+.3f"),
-                "tokens per answer": estimate(one.avg_tokens, "+.1f"),
-                "AES": estimate(one.aes, "+.3f"),
-            }
-            for one in analysis.shown
-        ]
-    )
+    return _columns(analysis, ("P(improvement)", "area under curve", "tokens per answer", "AES"))
+
+
+def _columns(analysis: Analysis, columns: Sequence[str]) -> Table:
+    rows: list[list[str]] = []
+    for one in analysis.shown:
+        cells, metric = sentences.cells(one), one.outcome.metric
+        first = cells["comparison"] + (f": {metric}" if metric != "accuracy" else "")
+        rows.append([first, *(cells[name] for name in columns)])
+    return Table(("comparison", *columns), rows)
 
 
 def runs(results: Results) -> Table:
