@@ -112,8 +112,9 @@ def conclusion(one: Comparison) -> str:
 
 
 def why(one: Comparison) -> str:
-    """Return the reasons of a verdict for a reader who has just read it."""
-    return "; ".join(filter(None, [one.withheld, *_tested(one), *_remarked(one)]))
+    """Return the reasons of a verdict for a reader who has just read it; what a t test assumes is in `notes`."""
+    tested = [part for part in _tested(one) if part != _assumption(one)]
+    return "; ".join(filter(None, [one.withheld, *tested, *_remarked(one)]))
 
 
 def _withheld(one: Comparison) -> list[str]:
@@ -144,9 +145,14 @@ def _tested(one: Comparison) -> list[str]:
     if judged.test == "McNemar":
         found.append("of these two models, not of the methods")
     if judged.test == "t test" and one.kind in ("better", "worse"):
-        least, unit = statistics.exact_seeds(one.alpha), "warm start" if one.starts > 1 else "seed"
-        found.append(f"assumes roughly normal differences; with {plural(least, unit)} the exact test can decide")
+        found.append(_assumption(one))
     return found
+
+
+def _assumption(one: Comparison) -> str:
+    unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
+    least = plural(statistics.exact_seeds(one.alpha), unit)
+    return f"assumes roughly normal differences; with {least} the exact test can decide"
 
 
 def _reasons(one: Comparison) -> list[str]:
@@ -272,14 +278,13 @@ def remarks(analysis: Analysis) -> list[str]:
 
 def notes(analysis: Analysis) -> list[str]:
     """Return sentences on claims, assumptions of tests, missing pairs, declarations, steps and lost runs."""
-    first, found = analysis.first, analysis.shown
+    found = analysis.shown
     lines = [
         f"claim, every outcome together: {label} {'holds' if holds else 'does not hold'}"
         for label, holds in claims(analysis).items()
     ]
-    if any(one.judged.test == "t test" and one.kind in ("better", "worse") for one in found):
-        least = plural(statistics.exact_seeds(first.alpha), "seed" if first.paired else "run")
-        lines.append(f"t test: assumes roughly normal differences; with {least} the exact test can decide")
+    by_t = [one for one in found if one.judged.test == "t test" and one.kind in ("better", "worse")]
+    lines += dict.fromkeys(f"t test: {_assumption(one)}" for one in by_t)
     if any(one.judged.test == "McNemar" for one in found):
         lines.append("McNemar's exact test speaks of these two models, not of the methods: train several seeds of each")
     if any(one.paired and not one.seeds and _has_results(analysis, one) for one in found):

@@ -37,7 +37,7 @@ from retrain.system.files import write_text, writing
 _TOKENS = 400
 """Largest number of tokens of a completion in the credit map."""
 _KINDS = {"better": "better", "worse": "worse", "equal": "equal", "not-worse": "not worse", "open": "inconclusive"}
-_PLAIN = Premises({}, (), "")
+_PLAIN = Premises(Table.of([]), (), "")
 
 
 @dataclass(frozen=True)
