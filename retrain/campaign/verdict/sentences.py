@@ -196,7 +196,7 @@ def pictured(found: Sequence[Comparison]) -> list[str]:
     for family in families:
         rows += [("", TITLES[family], "", "", "", "")] if len(families) > 1 else []
         for one in (one for one in found if one.family == family):
-            row = cells(one)
+            row = texts(one)
             first = f"{MARKS[one.kind]} {row['verdict']}", row["comparison"], picture(one, span)
             rows.append((*first, row["difference"], row["seeds"], row["decided"]))
     better = f" ({outcome.direction})" if outcome.direction else ""
@@ -205,9 +205,9 @@ def pictured(found: Sequence[Comparison]) -> list[str]:
     return [line.rstrip() for line in Table(header, rows).aligned()]
 
 
-def cells(one: Comparison) -> dict[str, str]:
+def texts(one: Comparison) -> dict[str, str]:
     """Return a comparison as a row of texts, by column; every table, line and page shows some of them."""
-    judged, known = one.judged, bool(one.judged.test)
+    judged, known = one.judged, bool(one.judged.test) and not one.withheld
     decided = {"equal": judged.equality, "not worse": judged.not_worse}.get(one.kind, judged.corrected)
     p = {"p": judged.p, "corrected p": judged.corrected, "decided": decided}
     return {
@@ -215,7 +215,7 @@ def cells(one: Comparison) -> dict[str, str]:
         "difference": estimate(one.difference, "+.3f"),
         "verdict": short(one),
         "seeds": str(len(one.seeds)),
-        "test": judged.test or "-",
+        "test": judged.test if known else "-",
         **{name: p_value(value).removeprefix("= ") if known else "-" for name, value in p.items()},
         "detectable": f"±{one.detectable:.3f}" if known and math.isfinite(one.detectable) else "-",
         "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
@@ -229,11 +229,13 @@ def cells(one: Comparison) -> dict[str, str]:
 def drawn_range(found: Sequence[Comparison]) -> tuple[float, float]:
     """Return the range of an axis with 0, the margin and every interval; wide intervals are cut.
 
-    An interval of three seeds can be ten times as wide as the differences; it is cut at three times the largest one.
+    An interval can be ten times as wide as others. It is cut at three times the largest difference, margin, or half of
+    the narrowest interval.
     """
     differences = [one.difference for one in found]
     largest = max((abs(one.value) for one in differences if math.isfinite(one.value)), default=0.0)
-    limit = 3 * max([largest, *(one.outcome.margin or 0.0 for one in found)])
+    narrowest = min((one.high - one.value for one in differences if math.isfinite(one.high)), default=0.0)
+    limit = 3 * max([largest, narrowest, *(one.outcome.margin or 0.0 for one in found)])
     ends = [end for one in differences for end in one if math.isfinite(end)]
     ends += [side * (one.outcome.margin or 0.0) for one in found for side in (-1, 1)]
     low, high = max(-limit, min([0.0, *ends])), min(limit, max([0.0, *ends]))
@@ -263,7 +265,7 @@ def picture(one: Comparison, span: tuple[float, float]) -> str:
 
 def _axis(span: tuple[float, float]) -> str:
     """Return the header of the pictures: the ends of their axis."""
-    low, high = f"{span[0]:+.3g}", f"{span[1]:+.3g}"
+    low, high = (f"{end:+.3g}" if end else "0" for end in span)
     return low + " " * max(1, _PICTURE - len(low) - len(high)) + high
 
 

@@ -245,9 +245,9 @@ def described(analysis: Analysis) -> Table:
 def _columns(analysis: Analysis, columns: Sequence[str]) -> Table:
     rows: list[list[str]] = []
     for one in analysis.shown:
-        cells, metric = sentences.cells(one), one.outcome.metric
-        first = cells["comparison"] + (f": {metric}" if metric != "accuracy" else "")
-        rows.append([first, *(cells[name] for name in columns)])
+        texts, metric = sentences.texts(one), one.outcome.metric
+        first = texts["comparison"] + (f": {metric}" if metric != "accuracy" else "")
+        rows.append([first, *(texts[name] for name in columns)])
     return Table(("comparison", *columns), rows)
 
 

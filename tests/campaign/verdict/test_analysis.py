@@ -9,7 +9,18 @@ import pytest
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import analyze, average, claims, compare, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, picture, sentence, short, text
+from retrain.campaign.verdict.sentences import (
+    as_json,
+    conclusion,
+    drawn_range,
+    headline,
+    note,
+    picture,
+    sentence,
+    short,
+    text,
+    texts,
+)
 from retrain.campaign.verdict.statistics import mean_of
 from retrain.campaign.verdict.verdict_page import spent
 from tests.campaign.tables import EFFECTS
@@ -218,6 +229,7 @@ def test_the_verdict_is_withheld_if_no_seed_changes_anything():
     one = only(simulated({"a": [0.1] * 8, "b": [0.2] * 8}))
     assert (one.judged.corrected, one.kind, short(one)) == (2 / 2**8, "open", "no verdict")
     assert conclusion(one) == "no verdict: every seed of b and of a has the same result: the seed changes nothing"
+    assert texts(one)["corrected p"] == "-", "a p-value would be read as a verdict"
     constant = only(simulated({"a": noisy()["a"], "b": [0.7] * 8}))
     assert short(constant) == "better"
     assert conclusion(constant).endswith("; every seed of b has the same result: the seed changes nothing")
@@ -310,6 +322,8 @@ def test_the_picture_shows_the_interval_zero_and_the_margin():
     assert [index for index, mark in enumerate(drawn) if mark == "·"] == [7, 21]
     assert drawn.index("●") == round((one.mean.value + 0.2) / 0.4 * 28)
     assert picture(one, (-0.01, 0.01)).endswith("●"), "a value outside the axis is at its end"
+    open_one = only(simulated(noisy()))
+    assert drawn_range([open_one]) == (open_one.difference.low, open_one.difference.high), "a lone interval is whole"
 
 
 def test_steps_to_the_threshold_have_an_interval_if_all_runs_reach_it():
