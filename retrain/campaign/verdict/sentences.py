@@ -32,7 +32,7 @@ TITLES = {
 _PICTURE = 29
 """Columns of the picture of an interval."""
 _NAMED = 5
-"""Largest number of runs without a result that are listed."""
+"""Largest number of inconclusive comparisons with a line of their own, and half that of runs without a result."""
 
 
 def headline(analysis: Analysis) -> str:
@@ -274,7 +274,11 @@ def remarks(analysis: Analysis) -> list[str]:
     found = [one for one in analysis.shown if one.withheld or one.failures or one.warning]
     lines = [f"{title(one)}: {'; '.join([*_withheld(one), *_remarked(one)])}" for one in found]
     open_ones = [one for one in analysis.shown if one.kind == "open" and one not in found]
-    lines += [f"{title(one)}: {'; '.join(reasons)}" for one in open_ones[: 2 * _NAMED] if (reasons := _reasons(one))]
+    if len(open_ones) > _NAMED and (known := sorted(one.detectable for one in open_ones if detects(one))):
+        span = f"{known[0]:.3f} to {known[-1]:.3f} with 80% power"
+        lines.append(f"{len(open_ones)} inconclusive comparisons: their seeds detect differences of {span}")
+    else:
+        lines += [f"{title(one)}: {'; '.join(reasons)}" for one in open_ones if (reasons := _reasons(one))]
     return [*lines, *notes(analysis)]
 
 

@@ -22,7 +22,7 @@ def read(files, metric=None):
 
 def compare(paths, metric=None, **more):
     """The analysis of the files with its outputs."""
-    found = comparison.compare(paths, comparison.asked(metric=metric, **more))
+    found = comparison.compare(paths, comparison.Asked(metric=metric, **more))
     return SimpleNamespace(
         facts=sentences.as_json(found),
         text=verdict_page.text(found),
