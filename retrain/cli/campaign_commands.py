@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -99,19 +99,25 @@ _Metric = Annotated[
     str | None,
     typer.Option("--metric", help="Column or key of files, or metric of runs; unset: accuracy.", show_default=False),
 ]
-_Goal = Annotated[str | None, typer.Option("--goal", help="max if greater is better, or min.", show_default=False)]
+_Goal = Annotated[
+    Literal["max", "min"] | None,
+    typer.Option("--goal", help="max if greater is better, or min.", show_default=False),
+]
 _Margin = Annotated[
     float | None,
     typer.Option("--margin", help="Largest difference that does not matter; tests equality.", show_default=False),
 ]
-_Summary = Annotated[str, typer.Option("--summary", help="Result of a run: the last value, or the mean.")]
+_Summary = Annotated[
+    Literal["last", "mean"] | None,
+    typer.Option("--summary", help="Result of a run: the last value, or the mean; unset: last.", show_default=False),
+]
 _Unpaired = Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of one seed.")]
 _Allowed = Annotated[
     list[str] | None,
     typer.Option("--allow-different", help="Setting of the measurement that may differ.", show_default=False),
 ]
 _FailIf = Annotated[
-    str | None, typer.Option("--fail-if", help="Exit with 1 for this verdict: worse.", show_default=False)
+    Literal["worse"] | None, typer.Option("--fail-if", help="Exit with 1 for this verdict: worse.", show_default=False)
 ]
 
 
@@ -123,7 +129,7 @@ def compare(  # noqa: PLR0913 - one per option
     metric: _Metric = None,
     goal: _Goal = None,
     margin: _Margin = None,
-    summary: _Summary = "last",
+    summary: _Summary = None,
     unpaired: _Unpaired = False,
     allow_different: _Allowed = None,
     fail_if: _FailIf = None,
@@ -145,15 +151,7 @@ def compare(  # noqa: PLR0913 - one per option
     """
     from retrain.campaign.verdict import comparison, sentences, verdict_page
 
-    asked = comparison.asked(
-        metric=metric,
-        goal=goal,
-        margin=margin,
-        summary=summary,
-        unpaired=unpaired,
-        allowed=tuple(allow_different or ()),
-        fail_if=fail_if,
-    )
+    asked = comparison.Asked(metric, goal, margin, summary, unpaired, tuple(allow_different or ()))
     found = comparison.compare(runs, asked)
     command = [comparison.command(runs, asked)]
     for file, made in ((html, lambda: verdict_page.render(found, command)), (latex, lambda: verdict_page.paper(found))):

@@ -58,12 +58,11 @@ class Declaration:
         comparison = f"{self.primary} against {self.baseline}{f' on {self.claim}' if self.claim else ''}"
         record = f"(sha256 of the file: {self.sha256[:12]})"
         if not self.late:
-            return (
-                f"The primary comparison, {comparison}, was declared at {self.at}, before any run had started {record}."
-            )
+            begun = f"before any run had started {record}"
+            return f"The primary comparison, {comparison}, was declared at {self.at}, {begun}."
         when = f"at {self.at}, after {self.started} of {self.runs} runs had started {record}"
-        more = f" and {len(self.changed) - _SHOWN} more" if len(self.changed) > _SHOWN else ""
-        changes = f" Changed since runs had started: {', '.join(self.changed[:_SHOWN])}{more}." if self.changed else ""
+        shown = [*self.changed[:_SHOWN], *["..."] * (len(self.changed) > _SHOWN)]
+        changes = f" Changed since runs had started: {', '.join(shown)}." if self.changed else ""
         if self.primary is None:
             return f"The declaration of a primary comparison was withdrawn {when}.{changes}"
         return (
@@ -195,8 +194,6 @@ def _history(before: Declared, terms: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Format a value of a change; a long list as its first and last values and its length."""
+    """Format a value of a change, cut after 60 characters."""
     text = "unset" if value is None else json.dumps(value)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}..." + (f"{value[-1]}] ({len(value)})" if isinstance(value, list) else "")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

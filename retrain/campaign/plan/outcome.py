@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Goal = Literal["max", "min"]
+Summary = Literal["last", "mean"]
 Margin = Annotated[float, Field(gt=0)]
 
 _OPEN = re.compile(
@@ -35,7 +36,7 @@ class Outcome(BaseModel):
     """"max" if greater is better, or "min". Unset: "max"; a name such as `eval_loss` or `tokens` needs it."""
     margin: Margin | None = None
     """Largest difference that does not matter. With it, equality within the margin is tested."""
-    summary: Literal["last", "mean"] = "last"
+    summary: Summary = "last"
     """Summary over the evaluations or steps of a run: the last value, or their mean."""
 
     @model_validator(mode="after")

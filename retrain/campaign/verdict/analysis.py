@@ -11,7 +11,7 @@ from typing import Literal
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.results import ALL_TASKS, SPENT, Cell, Results, mean_over_tasks
+from retrain.campaign.verdict.results import ALL_TASKS, Cell, Results, mean_over_tasks
 from retrain.campaign.verdict.statistics import Estimate, Mean, mean_of
 from retrain.functional.evaluation import aes
 from retrain.report.page import plural
@@ -21,32 +21,9 @@ VerdictKind = Literal["better", "worse", "equal", "not worse", "open", "same"]
 Test = Literal["", "exact", "t test", "permutation", "McNemar"]
 Pairing = tuple[Results, str, str]
 """Table, condition, and the condition that it is compared with."""
-result, _area, _tokens = (attrgetter(name) for name in ("result", "area", "avg_tokens"))
-_NOTHING = Estimate(math.nan, math.nan, math.nan)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Estimates from the finished runs of a condition: means over runs with 95% t intervals.
-
-    Attributes:
-        condition: its label.
-        done, planned: runs with a result, and runs in the plan.
-        mean, area, avg_tokens: result, mean of the learning curve, and final completion length.
-        reached: runs that reached the threshold; None without a threshold.
-        steps: steps until the threshold; NaN unless every run reached it.
-        total: mean rollouts, tokens and seconds of a run.
-    """
-
-    condition: str
-    done: int
-    planned: int
-    mean: Estimate
-    area: Estimate
-    avg_tokens: Estimate
-    reached: int | None
-    steps: Estimate
-    total: dict[str, Estimate]
+result, area, length = (attrgetter(name) for name in ("result", "area", "avg_tokens"))
+NOTHING = Estimate(math.nan, math.nan, math.nan)
+"""Estimate without a run."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +86,11 @@ class Comparison:
     left_out: tuple[int, ...]
     mean: Mean
     judged: Judged = field(default_factory=Judged)
-    improvement: Estimate = _NOTHING
+    improvement: Estimate = NOTHING
     effect: float = math.nan
-    area: Estimate = _NOTHING
-    avg_tokens: Estimate = _NOTHING
-    aes: Estimate = _NOTHING
+    area: Estimate = NOTHING
+    avg_tokens: Estimate = NOTHING
+    aes: Estimate = NOTHING
     failures: str = ""
     withheld: str = ""
     warning: str = ""
@@ -127,12 +104,6 @@ class Comparison:
     def kind(self) -> VerdictKind:
         """The verdict; "open" if it is withheld."""
         return "open" if self.withheld else self.judged.kind
-
-    @property
-    def lengths_differ(self) -> bool:
-        """True if the interval of the difference in tokens excludes 0; without an interval, for any difference."""
-        found = self.avg_tokens
-        return found.low > 0 or found.high < 0 or (math.isnan(found.low) and abs(found.value) > 0)
 
     @property
     def count(self) -> int:
@@ -349,7 +320,6 @@ def _described(place: Pairing, family: str, size: int) -> Comparison:
     seeds = tuple(cell.seed for cell, _ in pairs) if table.paired else tuple(table.done(condition))
     planned = {cell.seed for label in (condition, against) for cell in table.of(label)}
     paired = list(_paired(*place, result).values())
-    area, tokens = (list(_paired(*place, measure).values()) for measure in (_area, _tokens))
     return Comparison(
         condition=condition,
         against=against,
@@ -365,16 +335,16 @@ def _described(place: Pairing, family: str, size: int) -> Comparison:
         mean=_mean(place),
         effect=statistics.effect_size(paired),
         improvement=statistics.improvement(table.values(condition), table.values(against)),
-        area=mean_estimate(area),
-        avg_tokens=mean_estimate(tokens),
+        area=mean_estimate(list(_paired(*place, area).values())),
+        avg_tokens=mean_estimate(list(_paired(*place, length).values())),
         aes=mean_estimate([value for cell, other in pairs if (value := _aes(table, cell, other)) is not None]),
     )
 
 
 def _same(place: Pairing) -> bool:
     """Return True if results, areas under the curve and tokens are equal in every seed, and the latter are known."""
-    tokens = _paired(*place, _tokens)
-    return bool(tokens) and not any(any(_paired(*place, one).values()) for one in (result, _area, _tokens))
+    measures = (result, area, length)
+    return bool(_paired(*place, length)) and not any(any(_paired(*place, one).values()) for one in measures)
 
 
 def _remarks(place: Pairing, one: Comparison, counted: Judged, with_failures: Pairing) -> dict[str, str]:
@@ -422,31 +392,15 @@ def _aes(table: Results, cell: Cell, base: Cell) -> float | None:
     return aes(*known)[0] if len(known) == len(measured) and table.outcome.metric == "accuracy" else None
 
 
-def summarize(table: Results, condition: str) -> Summary:
-    """Estimate the results and costs of a condition from its finished runs."""
-    cells = list(table.done(condition).values())
-    steps = [cell.reached(table.threshold, table.outcome.sign) for cell in cells]
-    reached = [float(step) for step in steps if step is not None]
-    return Summary(
-        condition=condition,
-        done=len(cells),
-        planned=len(table.of(condition)),
-        mean=mean_estimate(_values(cells, result)),
-        area=mean_estimate(_values(cells, _area)),
-        avg_tokens=mean_estimate(_values(cells, _tokens)),
-        reached=None if table.threshold is None else len(reached),
-        steps=mean_estimate(reached) if len(reached) == len(cells) else _NOTHING,
-        total={cost: mean_estimate([cell.total[i] for cell in cells]) for i, cost in enumerate(SPENT)},
-    )
+def average(table: Results, condition: str, measure: Measure = result) -> Estimate:
+    """Mean of a measure over the finished runs of a condition, with its 95% t interval; NaN if no run has it."""
+    values = [measure(cell) for cell in table.done(condition).values()]
+    return mean_estimate([value for value in values if value is not None])
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
     """Return the mean with its 95% t interval; NaN if there is no value, or one that is not known."""
-    return mean_of(values).interval if values and all(map(math.isfinite, values)) else _NOTHING
-
-
-def _values(cells: Sequence[Cell], measure: Measure) -> list[float]:
-    return [value for cell in cells if (value := measure(cell)) is not None]
+    return mean_of(values).interval if values and all(map(math.isfinite, values)) else NOTHING
 
 
 def claims(analysis: Analysis) -> dict[str, bool]:

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
-from retrain.campaign.plan.outcome import Goal, Margin, Outcome
+from retrain.campaign.plan.outcome import Goal, Outcome, Summary
 from retrain.campaign.plan.plan_file import PLAN, read_plan
 from retrain.campaign.verdict.analysis import Analysis, analyze
 from retrain.campaign.verdict.result_files import metric_of, read_files
@@ -22,46 +22,36 @@ from retrain.errors import ConfigError, ConfigProblem
 from retrain.report.page import Table
 
 
-class Asked(BaseModel):
-    """Options of a comparison."""
+class Asked(NamedTuple):
+    """Options of a comparison.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    Attributes:
+        metric: metric to compare; None: that of the campaign, or the only one of the files.
+        goal, margin, summary: see `Outcome`; None: those of the campaign, or the defaults.
+        unpaired: True if runs of one seed are not a pair.
+        allowed: settings that define the measurement and may differ.
+    """
 
     metric: str | None = None
-    """Metric to compare. Unset: accuracy, or the only metric of the files."""
     goal: Goal | None = None
-    """Direction of the metric. Unset: that of its name."""
-    margin: Margin | None = None
-    """Largest difference that does not matter. Unset: equality is not tested."""
-    summary: Literal["last", "mean"] = "last"
-    """Summary of a run."""
+    margin: float | None = None
+    summary: Summary | None = None
     unpaired: bool = False
-    """Runs of one seed are not a pair."""
     allowed: tuple[str, ...] = ()
-    """Settings that define the measurement and may differ."""
-    fail_if: Literal["worse"] | None = None
-    """Verdict that is a failure."""
 
-    def outcome(self, metric: str) -> Outcome:
-        """Return the outcome of this metric; ConfigError if its direction is open, with both forms of the fix."""
+    def outcome(self, **base: Any) -> Outcome:
+        """Return the outcome with these options in the place of `base`; ConfigError for an invalid or missing one."""
+        given = {"metric": self.metric, "goal": self.goal, "margin": self.margin, "summary": self.summary}
+        values = base | {name: value for name, value in given.items() if value is not None}
         try:
-            return Outcome(metric=metric, goal=self.goal, margin=self.margin, summary=self.summary)
+            return Outcome(**values)
         except ValidationError as error:
+            one, metric = error.errors()[0], values["metric"]
+            found = "metric", "the name leaves open whether greater is better"
             fix = f"add --goal min if a smaller {metric} is better, or --goal max"
-            problem = "the name leaves open whether greater is better"
-            raise ConfigError([ConfigProblem(metric, 0, 0, "--metric", problem, fix)]) from error
-
-
-def asked(**options: Any) -> Asked:
-    """Return the options; ConfigError for each with an invalid value."""
-    try:
-        return Asked(**options)
-    except ValidationError as error:
-        places = [
-            ConfigProblem("compare", 0, 0, f"--{str(one['loc'][0]).replace('_', '-')}", str(one["msg"]), "change it")
-            for one in error.errors()
-        ]
-        raise ConfigError(places) from error
+            if one["loc"]:
+                found, fix = (str(one["loc"][0]), str(one["msg"])), "change it"
+            raise ConfigError([ConfigProblem(str(metric), 0, 0, f"--{found[0]}", found[1], fix)]) from error
 
 
 def check_output(file: Path, inputs: Sequence[Path]) -> None:
@@ -90,21 +80,17 @@ def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
         other = next(path for path in paths if path not in files)
         fix = "compare results.csv, which `retrain report` writes for a campaign, with the files"
         raise ConfigError([ConfigProblem(str(other), 0, 0, "RUNS", "not a file, but other paths are", fix)])
-    metric = asked.metric or (metric_of(files) if files else "")
-    tables = read_files(files, asked.outcome(metric)) if files else [_of_runs(paths, asked)]
+    if files:
+        tables = read_files(files, asked.outcome(metric=asked.metric or metric_of(files)))
+    else:
+        tables = [_of_runs(paths, asked)]
     return analyze([replace(one, paired=not asked.unpaired) for one in tables])
 
 
 def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:
     planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
-    first = planned[0] if planned else Outcome()
-    outcome = asked.outcome(asked.metric) if asked.metric else first
-    changes = {
-        "margin": asked.margin,
-        "goal": asked.goal,
-        "summary": asked.summary if asked.summary != "last" else None,
-    }
-    found = read_runs(paths, outcome.model_copy(update={key: value for key, value in changes.items() if value}))
+    own = planned[0] if planned and not asked.metric else Outcome()
+    found = read_runs(paths, asked.outcome(**own.model_dump()))
     single = len(paths) == 1 and bool(planned)
     _check_measurement(found, () if single else asked.allowed, single)
     return found
@@ -131,10 +117,9 @@ def _check_measurement(found: Results, allowed: Collection[str], one_campaign: b
 
 def command(paths: Sequence[Path], asked: Asked) -> str:
     """Return the command that reproduces the comparison."""
-    options = [] if asked.metric is None else ["--metric", asked.metric]
-    options += [] if asked.goal is None else ["--goal", asked.goal]
-    options += [] if asked.margin is None else ["--margin", f"{asked.margin:g}"]
-    options += ["--summary", "mean"] if asked.summary == "mean" else []
+    named = {"metric": asked.metric, "goal": asked.goal, "margin": asked.margin and f"{asked.margin:g}"}
+    named["summary"] = asked.summary
+    options = [part for name, value in named.items() if value for part in (f"--{name}", value)]
     options += ["--unpaired"] * asked.unpaired
     options += [part for key in asked.allowed for part in ("--allow-different", key)]
     return f"retrain compare {shlex.join([*map(str, paths), *options])}"

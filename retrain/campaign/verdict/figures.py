@@ -41,7 +41,10 @@ def forest_span(comparisons: Sequence[Comparison]) -> Range:
 def forest_axis(of: Range) -> str:
     """Draw the axis below the rows of `forest_row`."""
     places = {tick: _across(tick, of) for tick in ticks(*of, count=5)}
-    marks = "".join(line("axis", (x, 0), (x, 4)) + label("middle", (x, 16), f"{tick:+g}") for tick, x in places.items())
+    marks = "".join(
+        line("axis", (x, 0), (x, 4)) + label("middle", (x, 16), f"{tick:+g}" if tick else "0")
+        for tick, x in places.items()
+    )
     return _forest(20, line("axis", (_PAD, 0), (_WIDE - _PAD, 0)) + marks)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.plan.testbed_version import version
@@ -15,67 +14,18 @@ from retrain.report.page import Table
 from retrain.storage.run_files import read_rows
 
 
-@dataclass(frozen=True)
-class PremiseCheck:
-    """A metric of a task before training, with the bounds of the task's premise.
-
-    Attributes:
-        task: the task.
-        figure: name of the metric.
-        start: index of the warm start.
-        value: measured value; NaN if it was not measured.
-        low, high: bounds of the premise.
-    """
-
-    task: str
-    figure: str
-    start: int
-    value: float
-    low: float
-    high: float
-
-    @property
-    def holds(self) -> bool:
-        """True if the value is within its bounds."""
-        return self.low <= self.value <= self.high
-
-    def __str__(self) -> str:
-        name = self.figure.removeprefix("task/").replace("_", " ") + (f" of start {self.start}" if self.start else "")
-        return f"{name}{'' if math.isnan(self.value) else f' {self.value:.3f}'} ({self.low:g} to {self.high:g})"
-
-
-@dataclass(frozen=True)
-class Premises:
+class Premises(NamedTuple):
     """Premises of all tasks.
 
     Attributes:
-        about: task -> its premise in words; "" without one.
-        checks: the measured premises.
+        table: a row for each task: premise, measured values with their bounds, and whether it holds; no rows without.
+        remarks: sentences about premises that do not hold or were not measured.
         version: version of the tasks, for a report; "" for other tasks than those of the testbed.
     """
 
-    about: Mapping[str, str]
-    checks: Sequence[PremiseCheck]
+    table: Table
+    remarks: Sequence[str]
     version: str
-
-    @property
-    def remarks(self) -> list[str]:
-        """Sentences about premises that do not hold or were not measured."""
-        broken = [one for one in self.checks if not one.holds]
-        words = {True: "was not measured", False: "does not hold"}
-        return [f"the premise of {one.task} {words[math.isnan(one.value)]}: {one}" for one in broken]
-
-    @property
-    def table(self) -> Table:
-        """A row for each task: premise, measured values with their bounds, and whether it holds; no rows without."""
-        return Table.of([self._row(task, about) for task, about in self.about.items()] if self.checks else [])
-
-    def _row(self, task: str, about: str) -> dict[str, str]:
-        checks = [one for one in self.checks if one.task == task]
-        verdict = "fails" if any(not one.holds and not math.isnan(one.value) for one in checks) else "-"
-        verdict = "holds" if checks and all(one.holds for one in checks) else verdict
-        measured = "; ".join(map(str, checks)) or "-"
-        return {"task": task, "premise": about or "-", "measured (bounds)": measured, "verdict": verdict}
 
 
 def premises_of(directory: Path, tables: Sequence[Results]) -> Premises:
@@ -83,22 +33,33 @@ def premises_of(directory: Path, tables: Sequence[Results]) -> Premises:
 
     One run suffices, because before training all runs of a warm start have the same weights.
     """
-    plan = read_plan(directory)
-    checks = [one for table in tables if table.task in plan.premises for one in _checks(table, plan.premises)]
-    known = {table.task: plan.premises.get(table.task) for table in tables if table.task}
-    found = version({task: str(premise.get("sha256", "")) if premise else "" for task, premise in known.items()})
-    return Premises({task: _about(premise) for task, premise in known.items()}, checks, found)
+    known, rows, remarks = read_plan(directory).premises, list[dict[str, str]](), list[str]()
+    own = {table.task: table for table in reversed(tables) if table.task}
+    tasks = list(dict.fromkeys(table.task for table in tables if table.task))
+    for task in tasks:
+        checks = _checks(own[task], known[task]["bounds"]) if task in known else []
+        remarks += [f"the premise of {task} {word}: {text}" for text, word in checks if word != "holds"]
+        words = {word for _, word in checks}
+        verdict = "fails" if "does not hold" in words else "holds" if words == {"holds"} else "-"
+        measured = "; ".join(text for text, _ in checks) or "-"
+        about = _about(known.get(task)) or "-"
+        rows.append({"task": task, "premise": about, "measured (bounds)": measured, "verdict": verdict})
+    hashes = {task: str(known[task].get("sha256", "")) if task in known else "" for task in tasks}
+    return Premises(Table.of(rows if any(task in known for task in tasks) else []), remarks, version(hashes))
 
 
-def _checks(table: Results, premises: Mapping[str, Any]) -> list[PremiseCheck]:
-    bounds, found = premises[table.task]["bounds"], list[PremiseCheck]()
+def _checks(table: Results, bounds: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return for each warm start and metric its value with the bounds, and "holds" or why it does not."""
+    found: list[tuple[str, str]] = []
     for start in sorted({cell.start for cell in table.runs}):
         files = (cell.path / "eval.jsonl" for cell in table.runs if cell.start == start)
         first = next((rows[0] for file in files if (rows := read_rows(file))), {})
-        found += [
-            PremiseCheck(table.task, name, start, float(first.get(name, "nan")), low, high)
-            for name, (low, high) in bounds.items()
-        ]
+        for metric, (low, high) in bounds.items():
+            value = float(first.get(metric, "nan"))
+            known = "" if math.isnan(value) else f" {value:.3f}"
+            name = metric.removeprefix("task/").replace("_", " ") + (f" of start {start}" if start else "")
+            word = "holds" if low <= value <= high else "does not hold" if known else "was not measured"
+            found.append((f"{name}{known} ({low:g} to {high:g})", word))
     return found
 
 

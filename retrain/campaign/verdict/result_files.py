@@ -16,7 +16,6 @@ from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.result_rows import ResultRow, measured, metrics, only_metric, read_result_rows
 from retrain.campaign.verdict.results import Cell, Results, table
 from retrain.errors import DataError
-from retrain.report.page import plural
 
 RunKey = tuple[str, str, int]
 """Task, method and seed of a run."""
@@ -176,67 +175,50 @@ def at_common_step(cells: Sequence[Cell], unknown: Collection[tuple[str, int]] =
         DataError: a run has no value in the last tenth of the shortest run.
     """
     stepped = [cell for cell in cells if cell.done and (cell.condition, cell.seed) not in unknown]
-    if not stepped:
-        return [*cells], ""
     lone = [cell for cell in cells if cell.done and (cell.condition, cell.seed) in unknown]
-    note = f"The steps of {_listed(lone, cells)} are unknown." if lone else ""
-    if len({_end(cell) for cell in stepped}) == 1:
+    note = f"The steps of {_listed(lone, cells)} are unknown." if lone and stepped else ""
+    if len(set(map(_end, stepped))) < 2:
         return [*cells], note
     end = _common_step(stepped)
-    cut = {id(cell): _cut(cell, end) for cell in stepped}
-    if stale := [cell for cell in stepped if not cut[id(cell)].curve or _end(cut[id(cell)]) < _near(end)]:
-        short = min(stepped, key=_end)
-        steps = [step for step, _ in stale[0].curve]
-        where = f"{_near(end):g} and {end}, the last step of {_listed([short], stepped)}"
-        fix = "compare runs that were measured at the same steps, or remove the column step to compare last values"
-        problem = f"{stale[0].path}: {_run(stale[0])} was measured at {_few(steps)}, but not between {where}"
-        raise DataError(f"{problem}; {fix}")
-    sentences = [*_steps_note(stepped, [cut[id(cell)] for cell in stepped], end), note]
-    return [cut.get(id(cell), cell) for cell in cells], " ".join(filter(None, sentences))
+    cut = {id(cell): replace(cell, curve=tuple(at for at in cell.curve if at[0] <= end)) for cell in stepped}
+    near = end - abs(end) / 10
+    for cell in stepped:
+        if not any(near <= step <= end for step, _ in cell.curve):
+            where = f"not between {near:g} and {end}, the last step of {_run(min(stepped, key=_end))}"
+            fix = "compare runs that were measured at the same steps, or remove the column step to compare last values"
+            steps = ", ".join(str(step) for step, _ in cell.curve[:_NAMED]) + ", ..." * (len(cell.curve) > _NAMED)
+            raise DataError(f"{cell.path}: {_run(cell)} was measured at steps {steps}, but {where}; {fix}")
+    lines = [*_steps_note(stepped, [cut[id(cell)] for cell in stepped], end), note]
+    return [cut.get(id(cell), cell) for cell in cells], " ".join(filter(None, lines))
 
 
 def _common_step(cells: Sequence[Cell]) -> int:
     shortest = min(map(_end, cells))
     shared = set.intersection(*({step for step, _ in cell.curve} for cell in cells))
     last = max(shared, default=shortest)
-    return last if last >= _half(shortest) else shortest
-
-
-def _half(end: int) -> float:
-    """Return the start of the second half of the steps before `end`; some trainers evaluate first at step -1."""
-    return min(end, end / 2)
-
-
-def _near(end: int) -> float:
-    """Return the start of the last tenth of the steps before `end`."""
-    return end - abs(end) / 10
+    return last if last >= min(shortest, shortest / 2) else shortest  # some trainers evaluate first at step -1
 
 
 def _end(cell: Cell) -> int:
     return cell.curve[-1][0]
 
 
-def _cut(cell: Cell, end: int) -> Cell:
-    return replace(cell, curve=tuple(point for point in cell.curve if point[0] <= end))
-
-
 def _steps_note(cells: Sequence[Cell], cut: Sequence[Cell], end: int) -> list[str]:
     """Return sentences about the step of the comparison, the shortest runs, unused values, and earlier values."""
     shortest = min(map(_end, cells))
-    short = [cell for cell in cells if _end(cell) == shortest]
-    others = [cell for cell in cells if _end(cell) > shortest]
+    short, others = ([cell for cell in cells if (_end(cell) == shortest) is side] for side in (True, False))
     methods = list(dict.fromkeys(cell.condition for cell in others))
     longer = [[cell for cell in others if cell.condition == method] for method in methods]
-    unused = ", ".join(f"{_listed(own, cells)} to {_range(list(map(_end, own)))}" for own in longer)
+    unused = ", ".join(f"{_listed(own, cells)} to {_steps(own)}" for own in longer)
     lines = [
         f"Runs differ in length and are compared at step {end}. Shortest: {_listed(short, cells)} to step {shortest}. "
         f"Longer, with later values that are not used: {unused}."
     ]
-    if len(short) < len(others) and {cell.condition for cell in short} <= set(methods):
-        further = _common_step(others)
-        lines += [f"Without {_listed(short, cells)} it would be step {further}."] if further > end else []
+    further = _common_step(others)
+    if further > end and len(short) < len(others) and {cell.condition for cell in short} <= set(methods):
+        lines.append(f"Without {_listed(short, cells)} it would be step {further}.")
     if early := [cell for cell in cut if _end(cell) < end]:
-        lines.append(f"The values of {_listed(early, cells)} are of {_range(list(map(_end, early)))}.")
+        lines.append(f"The values of {_listed(early, cells)} are of {_steps(early)}.")
     return lines
 
 
@@ -245,10 +227,8 @@ def _listed(some: Sequence[Cell], cells: Sequence[Cell]) -> str:
     names: list[str] = []
     for method in dict.fromkeys(cell.condition for cell in some):
         own, every = ([cell for cell in group if cell.condition == method] for group in (some, cells))
-        if len(own) > _NAMED or (len(own) == len(every) and len(own) > 1):
-            names.append(method if len(own) == len(every) else f"{plural(len(own), 'run')} of {method}")
-        else:
-            names += [_run(cell) for cell in own]
+        whole = method if len(own) == len(every) > 1 else ""
+        names += [whole or f"{len(own)} runs of {method}"] if whole or len(own) > _NAMED else map(_run, own)
     return ", ".join(names)
 
 
@@ -256,12 +236,7 @@ def _run(cell: Cell) -> str:
     return f"{cell.condition} seed {cell.seed}"
 
 
-def _range(steps: Sequence[int]) -> str:
-    """Return `step 100`, or `steps 60 to 100`."""
-    low, high = min(steps), max(steps)
+def _steps(cells: Sequence[Cell]) -> str:
+    """Return `step 100`, or `steps 60 to 100`: the last steps of these runs."""
+    low, high = min(map(_end, cells)), max(map(_end, cells))
     return f"step {low}" if low == high else f"steps {low} to {high}"
-
-
-def _few(steps: Sequence[int]) -> str:
-    shown = ", ".join(map(str, steps[:_NAMED]))
-    return f"step{'s' * (len(steps) > 1)} {shown}" + (f", ..., {steps[-1]}" if len(steps) > _NAMED else "")

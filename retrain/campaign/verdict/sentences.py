@@ -32,7 +32,7 @@ TITLES = {
 _PICTURE = 29
 """Columns of the picture of an interval."""
 _NAMED = 5
-"""Largest number of runs without a result that are listed."""
+"""Largest number of inconclusive comparisons with a line of their own, and half that of runs without a result."""
 
 
 def headline(analysis: Analysis) -> str:
@@ -108,12 +108,17 @@ def conclusion(one: Comparison) -> str:
     """Return the verdict with its reasons: p-value, assumptions, failed runs, and what these seeds can detect."""
     tested = _tested(one)
     start = short(one).removesuffix(f" ({one.judged.test})") + (f" ({'; '.join(tested)})" if tested else "")
-    return "; ".join([f"{start}: {one.withheld}" if one.withheld else start, *_remarked(one)])
+    return "; ".join([*(_withheld(one) or [start]), *_remarked(one)])
 
 
 def why(one: Comparison) -> str:
-    """Return the reasons of a verdict for a reader who has just read it."""
-    return "; ".join(filter(None, [one.withheld, *_tested(one), *_remarked(one)]))
+    """Return the reasons of a verdict for a reader who has just read it; what a t test assumes is in `notes`."""
+    tested = [part for part in _tested(one) if part != _assumption(one)]
+    return "; ".join(filter(None, [one.withheld, *tested, *_remarked(one)]))
+
+
+def _withheld(one: Comparison) -> list[str]:
+    return [f"no verdict: {one.withheld}"] if one.withheld else []
 
 
 def _remarked(one: Comparison) -> list[str]:
@@ -140,9 +145,14 @@ def _tested(one: Comparison) -> list[str]:
     if judged.test == "McNemar":
         found.append("of these two models, not of the methods")
     if judged.test == "t test" and one.kind in ("better", "worse"):
-        least, unit = statistics.exact_seeds(one.alpha), "warm start" if one.starts > 1 else "seed"
-        found.append(f"assumes roughly normal differences; with {plural(least, unit)} the exact test can decide")
+        found.append(_assumption(one))
     return found
+
+
+def _assumption(one: Comparison) -> str:
+    unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
+    least = plural(statistics.exact_seeds(one.alpha), unit)
+    return f"assumes roughly normal differences; with {least} the exact test can decide"
 
 
 def _reasons(one: Comparison) -> list[str]:
@@ -185,35 +195,47 @@ def pictured(found: Sequence[Comparison]) -> list[str]:
     rows: list[tuple[str, ...]] = []
     for family in families:
         rows += [("", TITLES[family], "", "", "", "")] if len(families) > 1 else []
-        rows += [_line(one, span) for one in found if one.family == family]
+        for one in (one for one in found if one.family == family):
+            row = texts(one)
+            first = f"{MARKS[one.kind]} {row['verdict']}", row["comparison"], picture(one, span)
+            rows.append((*first, row["difference"], row["seeds"], row["decided"]))
     better = f" ({outcome.direction})" if outcome.direction else ""
     p = "p" if all(one.size == 1 for one in found) else "corrected p"
     header = ("", "", _axis(span), f"{outcome.metric}{better}", "seeds" if found[0].paired else "runs", p)
     return [line.rstrip() for line in Table(header, rows).aligned()]
 
 
-def _line(one: Comparison, span: tuple[float, float]) -> tuple[str, ...]:
-    p = one.judged
-    shown = {"equal": p.equality, "not worse": p.not_worse}.get(one.kind, p.corrected)
-    known = p_value(shown).removeprefix("= ") if p.test and one.seeds else "-"
-    return (
-        f"{MARKS[one.kind]} {short(one)}",
-        title(one),
-        picture(one, span),
-        estimate(one.difference, "+.3f"),
-        str(len(one.seeds)),
-        known,
-    )
+def texts(one: Comparison) -> dict[str, str]:
+    """Return a comparison as a row of texts, by column; every table, line and page shows some of them."""
+    judged, known = one.judged, bool(one.judged.test) and not one.withheld
+    decided = {"equal": judged.equality, "not worse": judged.not_worse}.get(one.kind, judged.corrected)
+    p = {"p": judged.p, "corrected p": judged.corrected, "decided": decided}
+    return {
+        "comparison": title(one),
+        "difference": estimate(one.difference, "+.3f"),
+        "verdict": short(one),
+        "seeds": str(len(one.seeds)),
+        "test": judged.test if known else "-",
+        **{name: p_value(value).removeprefix("= ") if known else "-" for name, value in p.items()},
+        "detectable": f"±{one.detectable:.3f}" if known and math.isfinite(one.detectable) else "-",
+        "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
+        "P(improvement)": estimate(one.improvement, ".2f"),
+        "area under curve": estimate(one.area, "+.3f"),
+        "tokens per answer": estimate(one.avg_tokens, "+.1f"),
+        "AES": estimate(one.aes, "+.3f"),
+    }
 
 
 def drawn_range(found: Sequence[Comparison]) -> tuple[float, float]:
     """Return the range of an axis with 0, the margin and every interval; wide intervals are cut.
 
-    An interval of three seeds can be ten times as wide as the differences; it is cut at three times the largest one.
+    An interval can be ten times as wide as others. It is cut at three times the largest difference, margin, or half of
+    the narrowest interval.
     """
     differences = [one.difference for one in found]
     largest = max((abs(one.value) for one in differences if math.isfinite(one.value)), default=0.0)
-    limit = 3 * max([largest, *(one.outcome.margin or 0.0 for one in found)])
+    narrowest = min((one.high - one.value for one in differences if math.isfinite(one.high)), default=0.0)
+    limit = 3 * max([largest, narrowest, *(one.outcome.margin or 0.0 for one in found)])
     ends = [end for one in differences for end in one if math.isfinite(end)]
     ends += [side * (one.outcome.margin or 0.0) for one in found for side in (-1, 1)]
     low, high = max(-limit, min([0.0, *ends])), min(limit, max([0.0, *ends]))
@@ -243,29 +265,32 @@ def picture(one: Comparison, span: tuple[float, float]) -> str:
 
 def _axis(span: tuple[float, float]) -> str:
     """Return the header of the pictures: the ends of their axis."""
-    low, high = f"{span[0]:+.3g}", f"{span[1]:+.3g}"
+    low, high = (f"{end:+.3g}" if end else "0" for end in span)
     return low + " " * max(1, _PICTURE - len(low) - len(high)) + high
 
 
 def remarks(analysis: Analysis) -> list[str]:
     """Return sentences on withheld verdicts, failed runs, and what open comparisons detect; then `notes`."""
     found = [one for one in analysis.shown if one.withheld or one.failures or one.warning]
-    lines = [f"{title(one)}: {conclusion(one)}" for one in found]
+    lines = [f"{title(one)}: {'; '.join([*_withheld(one), *_remarked(one)])}" for one in found]
     open_ones = [one for one in analysis.shown if one.kind == "open" and one not in found]
-    lines += [f"{title(one)}: {'; '.join(reasons)}" for one in open_ones[: 2 * _NAMED] if (reasons := _reasons(one))]
+    if len(open_ones) > _NAMED and (known := sorted(one.detectable for one in open_ones if detects(one))):
+        span = f"{known[0]:.3f} to {known[-1]:.3f} with 80% power"
+        lines.append(f"{len(open_ones)} inconclusive comparisons: their seeds detect differences of {span}")
+    else:
+        lines += [f"{title(one)}: {'; '.join(reasons)}" for one in open_ones if (reasons := _reasons(one))]
     return [*lines, *notes(analysis)]
 
 
 def notes(analysis: Analysis) -> list[str]:
     """Return sentences on claims, assumptions of tests, missing pairs, declarations, steps and lost runs."""
-    first, found = analysis.first, analysis.shown
+    found = analysis.shown
     lines = [
         f"claim, every outcome together: {label} {'holds' if holds else 'does not hold'}"
         for label, holds in claims(analysis).items()
     ]
-    if any(one.judged.test == "t test" and one.kind in ("better", "worse") for one in found):
-        least = plural(statistics.exact_seeds(first.alpha), "seed" if first.paired else "run")
-        lines.append(f"t test: assumes roughly normal differences; with {least} the exact test can decide")
+    by_t = [one for one in found if one.judged.test == "t test" and one.kind in ("better", "worse")]
+    lines += dict.fromkeys(f"t test: {_assumption(one)}" for one in by_t)
     if any(one.judged.test == "McNemar" for one in found):
         lines.append("McNemar's exact test speaks of these two models, not of the methods: train several seeds of each")
     if any(one.paired and not one.seeds and _has_results(analysis, one) for one in found):

@@ -34,6 +34,7 @@ LEAST_SEEDS = 3
 _DRAWS = 20_000  # sign vectors or permutations where they are not enumerated
 _MOST_SEEDS = 100_000  # upper bound of the numbers of seeds needed
 _TIE = 1e-9  # relative difference of test statistics that counts as rounding
+_STEP = 1e-7  # standard deviations to which a detectable effect is computed
 _CERTAIN = 1e3  # standard deviations; larger effects overflow the distribution, and smaller ones already have power 1
 
 
@@ -324,13 +325,8 @@ def detectable_effect(seeds: int, size: int = 1, alpha: float = LEVEL) -> float:
     """Smallest true difference that is detected with probability POWER, in standard deviations; infinite if none is."""
     if seeds < LEAST_SEEDS:
         return math.inf
-    low, high = 0.0, 1.0
-    while power(seeds, high, size, alpha) < POWER:
-        high *= 2
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(seeds, middle, size, alpha) < POWER else (low, middle)
-    return high
+    steps = range(round(_CERTAIN / _STEP))
+    return bisect_left(steps, POWER, key=lambda step: power(seeds, step * _STEP, size, alpha)) * _STEP
 
 
 def seeds_needed(margin: float, deviation: float, size: int = 1, alpha: float = LEVEL) -> int | None:

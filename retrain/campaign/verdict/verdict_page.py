@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,18 +9,25 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from retrain.campaign.verdict import figures, run_facts, sentences
-from retrain.campaign.verdict.analysis import Analysis, Comparison, Summary, analyze, summarize
+from retrain.campaign.verdict.analysis import (
+    NOTHING,
+    Analysis,
+    Comparison,
+    analyze,
+    area,
+    average,
+    length,
+    mean_estimate,
+)
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
 from retrain.campaign.verdict.premises import Premises, premises_of
 from retrain.campaign.verdict.results import SPENT, Cell, Results
 from retrain.campaign.verdict.run_reader import read_campaign, read_campaign_tables
-from retrain.campaign.verdict.sentences import amount, estimate, p_value
+from retrain.campaign.verdict.sentences import amount, estimate
 from retrain.errors import RetrainError
 from retrain.report import latex, run_page
-from retrain.report.charts import Axes, number, polyline, svg
+from retrain.report.charts import number
 from retrain.report.exported_figures import FOLDER, Drawing, stacked, write_figures
 from retrain.report.page import Table, fill, plural
 from retrain.report.samples import conversation
@@ -32,7 +38,7 @@ from retrain.system.records import read_json
 _TOKENS = 400
 """Largest number of tokens of a completion in the credit map."""
 _KINDS = {"better": "better", "worse": "worse", "equal": "equal", "not-worse": "not worse", "open": "inconclusive"}
-_PLAIN = Premises({}, (), "")
+_PLAIN = Premises(Table.of([]), (), "")
 
 
 @dataclass(frozen=True)
@@ -113,8 +119,7 @@ def exported(analysis: Analysis) -> dict[str, Drawing]:
             f"learning curves{where} {title}": Drawing(chart, keys)
             for title, _, chart in curves[: 1 if where else None]
         }
-    found |= {f"result and {title}": Drawing(chart, keys) for title, chart in _costs(analysis)}
-    return found | {"performance profile": Drawing(_profile(analysis), keys)}
+    return found | {f"result and {title}": Drawing(chart, keys) for title, chart in _costs(analysis)}
 
 
 def _costs(analysis: Analysis) -> list[tuple[str, str]]:
@@ -157,7 +162,7 @@ def _contents(analysis: Analysis, commands: Sequence[str], premises: Premises) -
         "differences": differences(analysis),
         "described": described(analysis),
         "conditions": conditions(analysis),
-        "costs": Table.of([_spent(summarize(first, one)) for one in first.conditions] if _costs(analysis) else []),
+        "costs": Table.of([spent(first, one) for one in first.conditions] if _costs(analysis) else []),
         "threshold": first.threshold,
         "measured": first.outcome.label,
         "premises": premises.table,
@@ -171,7 +176,6 @@ def _evidence(analysis: Analysis, pages: Mapping[str, Mapping[tuple[str, int], s
     first, credit = analysis.first, credit_map(analysis.first)
     changes, environment = run_facts.what_differs(first), run_facts.environments(first).items()
     labels = next(iter(changes.values()), {})
-    several = len(analysis.main) > 1
     curves = [
         (table.task or title, caption, chart) for table in analysis.main for title, caption, chart in _curves(table)
     ]
@@ -182,7 +186,6 @@ def _evidence(analysis: Analysis, pages: Mapping[str, Mapping[tuple[str, int], s
         "keys": figures.keys(first),
         "curves": curves,
         "spent": _costs(analysis),
-        "profile": _profile(analysis) if several else "",
         "credit": credit,
         "completions": [_completion(credit, index) for index in range(len(credit.rows))] if credit else [],
         "changes": Table(["key", *labels], [[key, *values.values()] for key, values in changes.items()]),
@@ -231,39 +234,22 @@ def _line(one: Comparison, span: tuple[float, float]) -> dict[str, str]:
 
 def differences(analysis: Analysis) -> Table:
     """Return the table of tested differences."""
-    return Table.of([_tested(one) for one in analysis.shown])
-
-
-def _tested(one: Comparison) -> dict[str, str]:
-    known = one.judged.test
-    return {
-        "comparison": sentences.title(one) + (f": {one.outcome.metric}" if one.outcome.metric != "accuracy" else ""),
-        "difference": estimate(one.difference, "+.3f"),
-        "verdict": sentences.short(one),
-        "seeds": str(len(one.seeds)),
-        "test": known or "-",
-        "p": p_value(one.judged.p).removeprefix("= ") if known else "-",
-        "corrected p": p_value(one.judged.corrected).removeprefix("= ") if known else "-",
-        "detectable": f"±{one.detectable:.3f}" if known and math.isfinite(one.detectable) else "-",
-        "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
-    }
+    columns = "difference", "verdict", "seeds", "test", "p", "corrected p", "detectable", "effect g"
+    return _columns(analysis, columns)
 
 
 def described(analysis: Analysis) -> Table:
     """Return the table of effects that are not tested."""
-    efficiency = any(one.lengths_differ and not math.isnan(one.aes.value) for one in analysis.shown)
-    return Table.of([_described(one, efficiency) for one in analysis.shown])
+    return _columns(analysis, ("P(improvement)", "area under curve", "tokens per answer", "AES"))
 
 
-def _described(one: Comparison, efficiency: bool) -> dict[str, str]:
-    score = {"AES": estimate(one.aes, "+.3f") if one.lengths_differ else "-"} if efficiency else {}
-    return {
-        "comparison": sentences.title(one),
-        "P(improvement)": estimate(one.improvement, ".2f"),
-        "area under curve": estimate(one.area, "+.3f"),
-        "tokens per answer": estimate(one.avg_tokens, "+.1f"),
-        **score,
-    }
+def _columns(analysis: Analysis, columns: Sequence[str]) -> Table:
+    rows: list[list[str]] = []
+    for one in analysis.shown:
+        texts, metric = sentences.texts(one), one.outcome.metric
+        first = texts["comparison"] + (f": {metric}" if metric != "accuracy" else "")
+        rows.append([first, *(texts[name] for name in columns)])
+    return Table(("comparison", *columns), rows)
 
 
 def runs(results: Results) -> Table:
@@ -293,8 +279,7 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
             f"{outcome.label} by task",
             Table.of(
                 [
-                    {"task": table.task}
-                    | {one: estimate(summarize(table, one).mean, ".3f") for one in table.conditions}
+                    {"task": table.task} | {one: estimate(average(table, one), ".3f") for one in table.conditions}
                     for table in analysis.tables
                     if table.outcome == outcome
                 ]
@@ -315,28 +300,27 @@ def _findings(results: Results, condition: str) -> dict[str, str]:
 
 
 def _summary(analysis: Analysis, condition: str) -> dict[str, str]:
-    one = summarize(analysis.first, condition)
-    means = {table.outcome.metric: summarize(table, condition).mean for table in analysis.tables}
-    found = {metric: estimate(mean, ".3f") for metric, mean in means.items()}
-    more = {"area under curve": estimate(one.area, ".3f"), "tokens per answer": estimate(one.avg_tokens, ".1f")}
-    known = {name: value for name, value in more.items() if any(_known(analysis, name))}
-    runs = str(one.done) if one.done == one.planned else f"{one.done} of {one.planned}"
-    return {"condition": condition, "runs": runs, **found, **known}
+    first, done = analysis.first, [cell for cell in analysis.first.runs if cell.done]
+    own, planned = len(first.done(condition)), len(first.of(condition))
+    found = {table.outcome.metric: estimate(average(table, condition), ".3f") for table in analysis.tables}
+    for name, measure, form in (("area under curve", area, ".3f"), ("tokens per answer", length, ".1f")):
+        if any(measure(cell) is not None for cell in done):
+            found[name] = estimate(average(first, condition, measure), form)
+    return {"condition": condition, "runs": str(own) if own == planned else f"{own} of {planned}", **found}
 
 
-def _known(analysis: Analysis, name: str) -> list[bool]:
-    """Return for each run whether it has the area under a curve, or the length of answers."""
-    cells = [cell for cell in analysis.first.runs if cell.done]
-    return [(cell.area if name == "area under curve" else cell.avg_tokens) is not None for cell in cells]
-
-
-def _spent(one: Summary) -> dict[str, str]:
-    """Return a row of costs: steps until the threshold, and a whole run."""
+def spent(table: Results, condition: str) -> dict[str, str]:
+    """Return a row of costs: runs that reached the threshold, steps until then if all did, and a whole run."""
+    cells = list(table.done(condition).values())
+    steps = [step for cell in cells if (step := cell.reached(table.threshold, table.outcome.sign)) is not None]
+    every = len(steps) == len(cells)
     return {
-        "condition": one.condition,
-        "reached": "-" if one.reached is None else f"{one.reached} of {one.done}",
-        "steps until then": amount(one.steps),
-        **{f"{cost}, whole run": amount(one.total[cost]) for cost in SPENT},
+        "condition": condition,
+        "reached": "-" if table.threshold is None else f"{len(steps)} of {len(cells)}",
+        "steps until then": amount(mean_estimate([*map(float, steps)]) if every else NOTHING),
+        **{
+            f"{cost}, whole run": amount(mean_estimate([one.total[i] for one in cells])) for i, cost in enumerate(SPENT)
+        },
     }
 
 
@@ -368,20 +352,3 @@ def _frequent(values: dict[str, int]) -> str:
     if len(values) == 1:
         return next(iter(values))
     return "; ".join(f"{value} ({plural(count, 'run')})" for value, count in values.items())
-
-
-def _profile(analysis: Analysis) -> str:
-    """Draw the share of runs above every value, averaged over tasks; "" for one task or values outside [0, 1]."""
-    if len(analysis.main) < 2 or any(
-        not 0 <= value <= 1 for one in analysis.main for c in one.runs for _, value in c.curve
-    ):
-        return ""
-    axes, shapes = Axes((0.0, 1.0), (0.0, 1.0), True, analysis.first.outcome.metric), list[str]()
-    for label in analysis.first.conditions:
-        levels = np.linspace(0.0, 1.0, 51)
-        tasks = [np.array(values) for table in analysis.main if (values := table.values(label))]
-        if tasks:
-            shares = np.mean([(values > levels[:, None]).mean(axis=1) for values in tasks], axis=0)
-            color = f"curve c{figures.index(analysis.first, label)}"
-            shapes.append(polyline(axes, list(zip(levels.tolist(), shares.tolist(), strict=True)), color))
-    return svg(axes.draw() + "".join(shapes)) if shapes else ""

@@ -7,10 +7,22 @@ import numpy as np
 import pytest
 
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.verdict.analysis import analyze, claims, compare, mean_estimate, summarize
+from retrain.campaign.verdict.analysis import analyze, average, claims, compare, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, picture, sentence, short, text
-from retrain.campaign.verdict.statistics import Estimate, mean_of
+from retrain.campaign.verdict.sentences import (
+    as_json,
+    conclusion,
+    drawn_range,
+    headline,
+    note,
+    picture,
+    sentence,
+    short,
+    text,
+    texts,
+)
+from retrain.campaign.verdict.statistics import mean_of
+from retrain.campaign.verdict.verdict_page import spent
 from tests.campaign.tables import EFFECTS
 from tests.reference import statistics as reference
 
@@ -75,15 +87,14 @@ def test_a_comparison_equals_the_reference(results):
         assert one.effect == pytest.approx(reference.hedges(differences), rel=1e-9)
 
 
-def test_the_aes_is_described_where_lengths_differ():
+def test_the_aes_is_that_of_each_pair_of_runs():
     table = simulated({"base": [0.5, 0.5, 0.4], "short": [0.5, 0.55, 0.4], "equal": [0.6, 0.5, 0.5]}, ladder=())
     lengths = {"base": (20.0, 22.0, 20.0), "short": (10.0, 12.0, 11.0), "equal": (20.0, 22.0, 20.0)}
     cells = {
         (label, seed): replace(cell, avg_tokens=lengths[label][seed]) for (label, seed), cell in table.cells.items()
     }
-    short_one, equal = analyze([replace(table, cells=cells)]).comparisons
+    short_one, _ = analyze([replace(table, cells=cells)]).comparisons
     by_hand = [0.5, 10 / 22 + 3 * 0.1, 0.45]
-    assert (short_one.lengths_differ, equal.lengths_differ) == (True, False)
     assert short_one.aes.value == pytest.approx(np.mean(by_hand))
     assert short_one.aes[1:] == pytest.approx(reference.t_interval(by_hand))
 
@@ -218,6 +229,7 @@ def test_the_verdict_is_withheld_if_no_seed_changes_anything():
     one = only(simulated({"a": [0.1] * 8, "b": [0.2] * 8}))
     assert (one.judged.corrected, one.kind, short(one)) == (2 / 2**8, "open", "no verdict")
     assert conclusion(one) == "no verdict: every seed of b and of a has the same result: the seed changes nothing"
+    assert texts(one)["corrected p"] == "-", "a p-value would be read as a verdict"
     constant = only(simulated({"a": noisy()["a"], "b": [0.7] * 8}))
     assert short(constant) == "better"
     assert conclusion(constant).endswith("; every seed of b has the same result: the seed changes nothing")
@@ -299,7 +311,7 @@ def test_nothing_to_compare():
     assert [sentence(one) for one in none.comparisons] == ["b against a: no seed has a result in both."]
     assert headline(none) == "2 of 4 runs finished. 0 of 1 condition measured: no seed has a result in both."
     assert as_json(none)["comparisons"][0]["difference"] == {"value": None, "low": None, "high": None}
-    assert math.isnan(summarize(none.first, "a").mean.value)
+    assert math.isnan(average(none.first, "a").value)
 
 
 def test_the_picture_shows_the_interval_zero_and_the_margin():
@@ -310,15 +322,16 @@ def test_the_picture_shows_the_interval_zero_and_the_margin():
     assert [index for index, mark in enumerate(drawn) if mark == "·"] == [7, 21]
     assert drawn.index("●") == round((one.mean.value + 0.2) / 0.4 * 28)
     assert picture(one, (-0.01, 0.01)).endswith("●"), "a value outside the axis is at its end"
+    open_one = only(simulated(noisy()))
+    assert drawn_range([open_one]) == (open_one.difference.low, open_one.difference.high), "a lone interval is whole"
 
 
 def test_steps_to_the_threshold_have_an_interval_if_all_runs_reach_it():
     table = simulated({"a": [0.2, 0.3, 0.4], "b": [0.3, 0.3, 0.4]}, threshold=0.25)
-    some, every = (summarize(table, label) for label in "ab")
-    assert (some.reached, every.reached) == (2, 3)
-    assert math.isnan(some.steps.value)
-    assert every.steps == Estimate(10.0, 10.0, 10.0)
-    assert summarize(replace(table, threshold=None), "a").reached is None
+    some, every = (spent(table, label) for label in "ab")
+    assert (some["reached"], every["reached"]) == ("2 of 3", "3 of 3")
+    assert (some["steps until then"], every["steps until then"]) == ("-", "10 [10, 10]")
+    assert spent(replace(table, threshold=None), "a")["reached"] == "-"
 
 
 # --- Warm starts.

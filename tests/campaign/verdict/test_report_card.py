@@ -76,7 +76,6 @@ def test_the_card_has_a_line_for_the_mean_and_for_every_task(directory):
     drawn = {file.name for file in report.files if file.suffix == ".svg"}
     assert drawn == {
         "differences.svg",
-        "performance-profile.svg",
         *(f"learning-curves-{task}-all-conditions.svg" for task in TASKS),
     }
     html = report.files[0].read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ def read(files, metric=None):
 
 def compare(paths, metric=None, **more):
     """The analysis of the files with its outputs."""
-    found = comparison.compare(paths, comparison.asked(metric=metric, **more))
+    found = comparison.compare(paths, comparison.Asked(metric=metric, **more))
     return SimpleNamespace(
         facts=sentences.as_json(found),
         text=verdict_page.text(found),
@@ -376,10 +376,14 @@ def test_a_chart_may_have_another_axis(tmp_path, axis):
         ("t.csv", "method,seed,x\na,0,1e400\n", r"t.csv:2: x is 1e400, larger in magnitude"),
         ("t.csv", "method,seed,x\na,0,0.5\na,1,1_0\n", r"t.csv:3: x is '1_0', which is not a number"),
         ("a-s0.jsonl", '{"step": 0, "x": 1e200}\n', r"a-s0.jsonl:1: x is 1e\+200, larger in magnitude"),
-        ("t.csv", "method,seed,accuracy\na,0,40.1%\n", r"t.csv:2: accuracy is '40.1%', .*; write all values without %"),
+        ("t.csv", "method,seed,accuracy\na,0,40.1%\n", r"t.csv:2: accuracy is '40.1%', .*; write a number as 0.40"),
         ("t.csv", "method,seed,accuracy,n\na,0,40.1%,3\n", r"t.csv:2: accuracy is '40.1%'"),
-        ("t.csv", 'method,seed,x\na,0,"0,40"\n', r"t.csv:2: x is '0,40', which is not a number; use a decimal point"),
-        ("t.csv", 'method,seed,x\na,0,"1,400"\n', r"t.csv:2: x is '1,400', .*no separator of thousands"),
+        (
+            "t.csv",
+            'method,seed,x\na,0,"0,40"\n',
+            r"t.csv:2: x is '0,40', which is not a number; write a number as 0.40",
+        ),
+        ("t.csv", 'method,seed,x\na,0,"1,400"\n', r"t.csv:2: x is '1,400', .*without % or separators"),
         ("t.csv", "method,seed,x\na,0,\na,1,0.5+-0.1\n", r"t.csv:3: no row has a metric: x is '0.5\+-0.1', not a num"),
         ("t.csv", "method;seed;x\na;0;0,40\n", r"t.csv:2: x is '0,40', which is not a number"),
         ("t.csv", "method,seed,x\n ,0,1\n", r"t.csv:2: method is blank or not a text; write the name of the method"),

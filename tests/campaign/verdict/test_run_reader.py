@@ -88,7 +88,7 @@ def test_a_path_without_a_run_is_refused(tmp_path):
 
 
 def test_the_command_is_quoted():
-    asked = comparison.asked(metric="eval_loss", goal="min", margin=0.1, unpaired=True, allowed=("model.path",))
+    asked = comparison.Asked(metric="eval_loss", goal="min", margin=0.1, unpaired=True, allowed=("model.path",))
     assert comparison.command([Path("a b")], asked) == (
         "retrain compare 'a b' --metric eval_loss --goal min --margin 0.1 --unpaired --allow-different model.path"
     )
@@ -133,8 +133,8 @@ def test_runs_that_were_measured_differently_are_not_compared(tmp_path):
     assert [one.key for one in caught.value.problems] == ["model.path", "eval.problems"]
     assert 'grpo "builtin:tiny", maxrl "other/model"; compare runs of one task' in str(caught.value)
     with pytest.raises(ConfigError, match=r"eval.problems: the runs were measured differently"):
-        comparison.compare(runs, comparison.asked(allowed=("model.path",)))
-    found = comparison.compare(runs, comparison.asked(allowed=("model.path", "eval.problems")))
+        comparison.compare(runs, comparison.Asked(allowed=("model.path",)))
+    found = comparison.compare(runs, comparison.Asked(allowed=("model.path", "eval.problems")))
     assert comparison.differing(found.first)[:3] == [
         "what differs",
         "                            grpo          maxrl",
