@@ -184,17 +184,6 @@ def test_training_on_what_programs_ask_takes_the_options_of_training(run, cli):
     assert not (run / "model").exists()
 
 
-def test_the_old_form_of_serve_trains_and_says_the_new_one(run, cli):
-    old = cli("serve", "--policy", "run.toml", "--port", "8123", "--patience", "0.1")
-    assert old.exit_code == 2
-    text = " ".join(old.stderr.split())
-    assert "write retrain train run.toml --serve 127.0.0.1:8123" in text
-    assert "holds a finished run; --resume auto, --fresh" in text
-    for option in (("--fresh",), ("--resume", "auto"), ("--patience", "3")):
-        finished = cli("serve", "--policy", str(run), *option)
-        assert (finished.exit_code, "retrain serve" in finished.stderr) == (2, True), finished.output
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [
