@@ -8,13 +8,14 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from retrain.serve.chat_fields import MODEL, ChatFields, TextFields
 from retrain.serve.http_app import JsonObject, RefusedError
 
 
-class AnswerPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
     """The next part of a choice: its text, its sampled tokens as (text, log-prob), and the reason of its end."""
 
     index: int
@@ -94,7 +95,11 @@ class Answers:
     def chunk(self, *parts: AnswerPart) -> JsonObject:
         """Return a part of a choice as an event; without one, the event with the numbers of tokens."""
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        found = {**self._head, "object": kind, "choices": [self._choice([part], streamed=True) for part in parts]}
+        found: JsonObject = {
+            **self._head,
+            "object": kind,
+            "choices": [self._choice([part], streamed=True) for part in parts],
+        }
         if self._given.stream_options.include_usage:
             found["usage"] = None if parts else self.usage
         return found
