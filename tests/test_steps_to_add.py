@@ -4,9 +4,11 @@ docs/architecture.md has the table.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -136,6 +138,24 @@ def test_a_component_is_one_new_file_and_a_row(package, kind, file, text, name):
     package.change("registry/built_in.py", f'    "{kind}": {{\n', f'    "{kind}": {{\n{row}')
     assert name.partition(":")[0] in package("plugins", kind)
     assert len(package.touched) == 2
+
+
+def test_the_example_of_the_contributors_guide_runs(package):
+    guide = (ROOT / "CONTRIBUTING.md").read_text().split("## Adding an advantage")[1]
+    code, test, toml = (textwrap.dedent(one) for one in re.findall(r"    ```\w+\n(.*?)    ```", guide, re.DOTALL)[:3])
+    package.write("algorithms/median.py", code)
+    (package.folder / "run.toml").write_text(toml)
+    missing = package("validate", "run.toml", code=2)
+    assert "algorithms/median.py" in " ".join(missing.split())
+    [row] = re.findall(r'`("median": "[^`]*)`', guide)
+    package.change("registry/built_in.py", '    "advantage": {\n', f'    "advantage": {{\n        {row}\n')
+    assert "median" in package("plugins", "advantage")
+    package("validate", "run.toml")
+    (package.folder / "test_median.py").write_text(test)
+    environment = os.environ | {"PYTHONPATH": str(package.folder)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_median.py"]
+    done = subprocess.run(command, cwd=package.folder, env=environment, capture_output=True, text=True)
+    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_a_rule_is_a_function_and_its_name_in_the_list_of_its_section(package):

@@ -43,6 +43,14 @@ def api_key(variable: str | None) -> str:
     return key_from(variable)
 
 
+def needs_server() -> None:
+    """Raise MissingExtraError if the packages of an HTTP server are not installed."""
+    from retrain.system.extras import library
+
+    for module in ("starlette", "uvicorn"):
+        library(module, "serve")
+
+
 def warn_of_host(host: str, key: str, can: str) -> None:
     """Warn if other machines can reach the address that a server listens on, and clients need no key.
 

@@ -18,7 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from retrain.cli.arguments import ApiKeyEnv, File, Json, Overrides, api_key, warn, warn_of_host
+from retrain.cli.arguments import ApiKeyEnv, File, Json, Overrides, api_key, needs_server, warn, warn_of_host
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.process import launched, thread_waiting
 from retrain.system.terminal import say, shown
@@ -119,6 +119,8 @@ def _around(loaded: LoadedConfig, flags: tuple[str | None, float | None, str | N
         fix = "write it as 127.0.0.1:8000"
         raise ConfigError([ConfigProblem("--serve", 0, 0, serve, "not a host and a port", fix)])
     from retrain.config.environment_checks import check_endpoint
+
+    needs_server()
     from retrain.serve.http_app import Access
     from retrain.serve.policy_endpoint import source_of_episodes
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from retrain.cli.arguments import ApiKeyEnv, Overrides, Trust, api_key, warn, warn_of_host
+from retrain.cli.arguments import ApiKeyEnv, Overrides, Trust, api_key, needs_server, warn, warn_of_host
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.system.http_client import address, is_loopback
 from retrain.system.terminal import say
@@ -19,8 +20,8 @@ _PORT = 8000
 
 def serve(  # noqa: PLR0913 - the options of a command, each with its name
     target: Annotated[
-        Path | None, typer.Argument(help="A trained run, or the TOML file of a run that samples from a vLLM server.")
-    ] = None,
+        Path, typer.Argument(help="A trained run, or the TOML file of a run that samples from a vLLM server.")
+    ],
     overrides: Overrides = None,
     port: Annotated[
         int | None,
@@ -33,17 +34,19 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
 ) -> None:
     """Serve a run's trained model to programs, or start a vLLM server for a TOML file.
 
-    A run gets an OpenAI-compatible API. To train on requests of programs: retrain train FILE --serve HOST:PORT.
+    A run gets an OpenAI-compatible API: /v1/chat/completions, /v1/completions and /v1/models, whose model is "policy".
+    It honours temperature, top_p, seed, stop, n, max_tokens, logprobs (of the sampled tokens, without alternatives) and
+    stream; any other field is an error. The answer to a request depends on nothing before it. With --episodes the rules
+    are those of retrain train FILE --serve HOST:PORT, which trains on requests of programs.
 
     A TOML file is one for `retrain train`. The keys of [vllm] for dtype, memory and parallelism apply to the server,
     which receives its weights from the run. On a machine with several GPUs, set CUDA_VISIBLE_DEVICES.
 
     Both run until Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
     """
-    engine = target is not None and (target.is_file() or target.suffix == ".toml")
-    if target is None or (episodes and engine):
-        problem, fix = "needs a run or a TOML file; --episodes needs a run", "write retrain serve runs/NAME"
-        raise ConfigError([ConfigProblem("retrain serve", 0, 0, "arguments", problem, fix)])
+    engine = target.is_file() or target.suffix == ".toml"
+    if episodes and engine:
+        raise ConfigError([ConfigProblem("--episodes", 0, 0, str(episodes), "a vLLM server has none", "leave it out")])
     if engine:
         key = [f"vllm.api_key_env={api_key_env}"] if api_key_env else []
         _serve_engine(target, [*(overrides or ()), *key], host, port)
@@ -74,17 +77,24 @@ def _serve_policy(
     run: Path, overrides: Sequence[str], access: tuple[str, int, str], episodes: Path | None, trust: bool
 ) -> None:
     """Serve a trained model until a signal arrives."""
+    needs_server()
     from retrain.cli.run_display import Lines
-    from retrain.run.reopen import reopen
+    from retrain.run.reopen import reopen, reopen_sampler
     from retrain.serve.http_app import Access
     from retrain.serve.policy_endpoint import PolicyEndpoint
+    from retrain.serve.served_model import ServedModel
     from retrain.system.process import ExitOnSigterm
 
     warn_of_host(access[0], access[2], "send requests to the policy")
     with ExitOnSigterm() as sigterm:
-        context = reopen(run, overrides, Lines(), trust=trust)
+        if episodes is None:
+            context = reopen_sampler(run, overrides, Lines(), trust=trust)
+            start = partial(ServedModel, context, Access(*access))
+        else:
+            context = kept = reopen(run, overrides, Lines(), trust=trust)
+            start = partial(PolicyEndpoint, kept, Access(*access), episodes)
         try:
-            with closing(PolicyEndpoint(context, Access(*access), episodes)) as endpoint:
+            with closing(start()) as endpoint:
                 say(f"the policy answers at {endpoint.url}/v1")
                 endpoint.work()
         finally:

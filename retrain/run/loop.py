@@ -102,6 +102,8 @@ def _checkpoint(context: RunContext, collector: Collector, done: int, stopped: s
     ends = stopped and done < _last(context, done)
     left = collector.drain() if ends else ""
     context.directory.save_checkpoint(done, collector.state_dict(done))
+    if unsaved := context.pipeline.unsaved():
+        context.observe("message", {"text": unsaved, "level": "warning"})
     if ends:
         raise Preempted(f"stopped by {stopped} after step {done}; --resume auto continues from there{left}")
 

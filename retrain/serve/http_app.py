@@ -1,4 +1,4 @@
-"""HTTP layer of an endpoint as an ASGI application: access control, size limits and timeouts."""
+"""HTTP layer of an endpoint: a starlette application with access control, size limits and timeouts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import hmac
 import ipaddress
 import json
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from retrain.system.http_client import address, is_loopback
 
@@ -21,15 +28,12 @@ _DISCARDED = 1 << 26
 """Largest number of bytes to read from a refused request; a client reads the answer only after it has sent the body."""
 _HELD = 1 << 28
 """Largest total number of bytes of arriving requests that are held in memory."""
-_LONGEST_NAME = 256
-"""Largest number of characters of a session's name."""
-_READ = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin", b"x-session-id"})
-"""Headers that this module interprets."""
+_SINGLE = ("authorization", "content-type", "host", "origin", "x-session-id")
+"""Headers that this package interprets, and that a request may have once."""
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 JsonObject = dict[str, Any]
-_Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-_Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+_T = TypeVar("_T")
 
 
 class RefusedError(Exception):
@@ -39,16 +43,20 @@ class RefusedError(Exception):
         status: HTTP status code.
         message: text of the error.
         close: True if the connection must be closed.
+        field: field of the request that caused the error, if it was one.
+        code: OpenAI's name of the error, if it has one.
     """
 
-    def __init__(self, status: int, message: str, close: bool = False) -> None:
-        self.status, self.close = status, close
+    def __init__(
+        self, status: int, message: str, close: bool = False, *, field: str | None = None, code: str | None = None
+    ) -> None:
+        self.status, self.close, self.field, self.code = status, close, field, code
         super().__init__(message)
 
     def json(self) -> JsonObject:
         """Return the error in the format of the OpenAI API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "code": self.status}}
+        return {"error": {"message": str(self), "type": kind, "param": self.field, "code": self.code or self.status}}
 
 
 @dataclass(frozen=True)
@@ -69,163 +77,147 @@ class Access:
     port: int = 0
     key: str = ""
 
-    def check(self, headers: Mapping[bytes, bytes]) -> None:
+    def check(self, headers: Headers) -> None:
         """Raise `RefusedError` for a request from a web page, with another host name, or without the key."""
-        if not self._is_own(b"//" + headers.get(b"host", b"")):
+        for name in _SINGLE:
+            if len(headers.getlist(name)) > 1:
+                raise RefusedError(400, f"the header {name} is given twice", close=True)
+        if not self._is_own(f"//{headers.get('host', '')}"):
             raise RefusedError(403, f"the Host header is neither loopback nor {self.host}")
-        if b"origin" in headers and not self._is_own(headers[b"origin"].partition(b":")[2]):
+        if "origin" in headers and not self._is_own(headers["origin"].partition(":")[2]):
             raise RefusedError(403, "requests from other web pages are refused")
-        given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
-        if self.key and not hmac.compare_digest(given, self.key.encode()):
+        given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
             raise RefusedError(401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
 
-    def _is_own(self, place: bytes) -> bool:
+    def _is_own(self, place: str) -> bool:
         """Return True if the host of `//host:port` is loopback or the host that the endpoint listens on.
 
         For an endpoint on all addresses, every IP address and the machine's name are accepted.
         """
         host = ""
         with suppress(ValueError):
-            host = urlsplit(place.decode("latin-1")).hostname or ""
+            host = urlsplit(place).hostname or ""
         if is_loopback(address(host, 1)) or host == self.host.lower():
             return True
         return self.host in _EVERYWHERE and (_is_address(host) or host == socket.gethostname().lower())
 
 
-class HttpCall(NamedTuple):
-    """A request that has arrived.
+Answer = Callable[[Request], Awaitable[Response]]
 
-    Attributes:
-        path: decoded path without the query.
-        session: value of the header X-Session-ID, or "".
-        body: JSON body; {} for a GET.
-        gone: future that is done once the client has closed its connection, or its sending side.
-    """
+
+class Endpoint(NamedTuple):
+    """A path of an application, the method that it needs, and the function that answers."""
 
     path: str
-    session: str
-    body: JsonObject
-    gone: asyncio.Future[Any]
+    method: str
+    answer: Answer
 
 
-class HttpApp:
-    """An ASGI application that answers JSON with JSON.
+def application(endpoints: Sequence[Endpoint], access: Access) -> Starlette:
+    """Return a starlette application whose errors have the OpenAI API's format.
 
     Args:
-        answer: returns the answer to a call, or raises `RefusedError`. The answer is dropped if the client is gone.
-        method: returns the HTTP method of a path, or "" for an unknown path.
-        access: access control.
-        max_bytes: largest size of a request's body.
+        endpoints: paths with their functions. A function may raise `RefusedError`; `read_json` reads a body.
+        access: access control of all paths.
     """
 
-    def __init__(
-        self,
-        answer: Callable[[HttpCall], Awaitable[JsonObject]],
-        method: Callable[[str], str],
-        access: Access,
-        max_bytes: int,
-    ) -> None:
-        self._answer, self._method, self._access, self._max_bytes = answer, method, access, max_bytes
-        self._held = 0
+    def checked(answer: Answer) -> Answer:
+        async def respond(request: Request) -> Response:
+            access.check(request.headers)
+            return await answer(request)
 
-    async def __call__(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
-        """Answer one request."""
-        close = False
-        try:
-            status, found = 200, await self._answered(scope, _single(scope["headers"]), receive)
-        except RefusedError as error:
-            status, found, close = error.status, error.json(), error.close
-        content = json.dumps(found).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-        headers += [(b"connection", b"close")] if close else []
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
+        return respond
 
-    async def _answered(
-        self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], receive: _Receive
-    ) -> JsonObject:
-        """Return the answer to a request. A refused request is read first, unless its connection must be closed."""
-        refusal = None
-        try:
-            self._check(scope, headers)
-        except RefusedError as error:
-            if error.close:
-                raise
-            refusal = error
-        body = await self._body(receive, 0 if refusal else self._max_bytes)
-        if refusal:
-            raise refusal
-        try:
-            session = headers.get(b"x-session-id", b"").decode()
-        except UnicodeDecodeError:
-            raise RefusedError(400, "X-Session-ID is not UTF-8") from None
-        if len(session) > _LONGEST_NAME:
-            raise RefusedError(400, f"X-Session-ID is longer than {_LONGEST_NAME} characters")
-        gone = asyncio.ensure_future(receive())
-        try:
-            return await self._answer(HttpCall(scope["path"], session, body, gone))
-        finally:
-            gone.cancel()
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RefusedError)
+        return JSONResponse(error.json(), error.status, {"connection": "close"} if error.close else None)
 
-    def _check(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
-        """Raise `RefusedError` for a request that is refused because of its headers, path or method."""
-        if int(headers.get(b"content-length", 0)) > _DISCARDED:
-            raise self._too_long(close=True)
-        has_body = {b"content-length", b"transfer-encoding"} & {*headers}
-        if len(has_body) > 1:  # servers and proxies disagree about the end of such a request
-            raise RefusedError(400, "Content-Length and Transfer-Encoding exclude each other", close=True)
-        if scope["method"] != "POST" and has_body:
-            raise RefusedError(400, f"a {scope['method']} must have no body", close=True)
-        self._access.check(headers)
-        method = self._method(scope["path"])
-        if method != scope["method"]:
-            raise (
-                RefusedError(405, f"this path needs the method {method}")
-                if method
-                else RefusedError(404, "there is no such path")
-            )
-        media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if method == "POST" and media != b"application/json":
+    async def unknown(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = "this path needs another method" if error.status_code == 405 else "there is no such path"
+        found = RefusedError(error.status_code, text)
+        try:
+            access.check(request.headers)
+        except RefusedError as no_access:
+            found = no_access
+        return JSONResponse(found.json(), found.status, error.headers)
+
+    routes = [Route(one.path, checked(one.answer), methods=[one.method]) for one in endpoints]
+    return Starlette(routes=routes, exception_handlers={RefusedError: refused, HTTPException: unknown})
+
+
+class BodyReader:
+    """Reads the JSON bodies of requests.
+
+    Args:
+        max_bytes: largest size of a body.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._held = max_bytes, 0
+
+    async def read(self, request: Request) -> JsonObject:
+        """Return the JSON object in a request's body; a body that is too long is read, discarded and refused.
+
+        Raises:
+            RefusedError: the body is too long, too slow, or not a JSON object, or its media type is not JSON.
+        """
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the Content-Type is not application/json")
-
-    async def _body(self, receive: _Receive, max_bytes: int) -> JsonObject:
-        """Return the JSON body of a request; a body longer than `max_bytes` is read, discarded and refused."""
-        content, size, more = bytearray(), 0, True
+        if int(request.headers.get("content-length", 0)) > _DISCARDED:
+            raise self._too_long(close=True)
+        content = bytearray()
         try:
             async with asyncio.timeout(_BODY_S):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise RefusedError(499, "the connection was closed", close=True)
-                    part, more = message.get("body", b""), message.get("more_body", False)
-                    size += len(part)
-                    if size > _DISCARDED:
-                        raise self._too_long(close=True)
-                    if size <= max_bytes:
-                        content += part
-                        self._held += len(part)
-                    if self._held > _HELD:
-                        raise RefusedError(503, "too many bytes are arriving at the same time", close=True)
-            if size > max_bytes > 0:
-                raise self._too_long()
-            return {} if not content else await asyncio.to_thread(_json_object, content)
+                await self._collect(request, content)
+            return await asyncio.to_thread(_json_object, content)
         except TimeoutError:
             raise RefusedError(408, f"the request did not arrive within {_BODY_S:g} seconds", close=True) from None
+        except ClientDisconnect:
+            raise RefusedError(499, "the connection was closed", close=True) from None
         finally:
             self._held -= len(content)
 
+    async def _collect(self, request: Request, content: bytearray) -> None:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > _DISCARDED:
+                raise self._too_long(close=True)
+            if size <= self._max_bytes:
+                content += part
+                self._held += len(part)
+            if self._held > _HELD:
+                raise RefusedError(503, "too many bytes are arriving at the same time", close=True)
+        if size > self._max_bytes:
+            raise self._too_long()
+
     def _too_long(self, close: bool = False) -> RefusedError:
-        return RefusedError(413, f"context_length_exceeded: the request is longer than {self._max_bytes} bytes", close)
+        return too_long(f"the request is longer than {self._max_bytes} bytes", 413, close)
 
 
-def _single(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return headers by name; `RefusedError` if one of `_READ` is given twice."""
-    found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in _READ and name in found:
-            raise RefusedError(400, f"the header {name.decode('latin-1')} is given twice", close=True)
-        found[name] = value
-    return found
+def too_long(text: str, status: int = 400, close: bool = False) -> RefusedError:
+    """Return the error for a request that does not fit into the model's context."""
+    code = "context_length_exceeded"
+    return RefusedError(status, f"{code}: {text}", close, code=code)
+
+
+async def unless_gone(request: Request, waiting: asyncio.Future[_T]) -> _T:
+    """Wait for a result; cancel it if the client closes its connection, or its sending side.
+
+    Raises:
+        RefusedError: the client has closed its connection.
+    """
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not gone.done():
+            return await waiting
+        waiting.cancel()
+        raise RefusedError(499, "the client has closed its connection")
+    finally:
+        gone.cancel()
 
 
 def _json_object(content: bytes | bytearray) -> JsonObject:

@@ -9,11 +9,12 @@ import socket
 import threading
 from typing import Any
 
+from starlette.applications import Starlette
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from retrain.errors import EngineError
-from retrain.serve.http_app import Access, HttpApp
+from retrain.serve.http_app import Access
 from retrain.system.http_client import address
 
 _REQUEST_S = 60
@@ -38,7 +39,7 @@ class HttpServer:
         EngineError: the port is in use, or cannot be opened.
     """
 
-    def __init__(self, app: HttpApp, access: Access) -> None:
+    def __init__(self, app: Starlette, access: Access) -> None:
         family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
         try:
             listening = socket.create_server((access.host, access.port), family=family, backlog=1024)
@@ -71,26 +72,44 @@ class HttpServer:
         self._thread.join(2 * _LEAVE_S)
 
 
-def _connection(most: int) -> type[H11Protocol]:
-    """Return uvicorn's protocol with a limit on connections, and a deadline for the headers of every request."""
+class _TimedConnection(H11Protocol):
+    """uvicorn's protocol with a deadline for the headers of every request."""
 
-    class Connection(H11Protocol):
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget_deadline()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect_request()
+
+    def _expect_request(self) -> None:
+        self._forget_deadline()
+        # uvicorn's own timeout ends with the first byte, so a client could send one byte and hold the connection.
+        self.deadline = self.loop.call_later(_REQUEST_S, self._close_if_idle, self.cycle)
+
+    def _forget_deadline(self) -> None:
+        if self.deadline is not None:  # it would keep the last request in memory
+            self.deadline.cancel()
+
+    def _close_if_idle(self, last: Any) -> None:
+        if self.cycle is last and (last is None or last.response_complete):
+            self.transport.close()
+
+
+def _connection(most: int) -> type[H11Protocol]:
+    """Return uvicorn's protocol with deadlines, and a limit on the number of connections."""
+
+    class LimitedConnection(_TimedConnection):
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            self._expect_request()
             if len(self.connections) > most:
                 transport.close()
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._expect_request()
-
-        def _expect_request(self) -> None:
-            # uvicorn's own timeout ends with the first byte, so a client could send one byte and hold the connection.
-            self.loop.call_later(_REQUEST_S, self._close_if_idle, self.cycle)
-
-        def _close_if_idle(self, last: Any) -> None:
-            if self.cycle is last and (last is None or last.response_complete):
-                self.transport.close()
-
-    return Connection
+    return LimitedConnection

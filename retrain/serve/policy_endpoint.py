@@ -8,7 +8,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,30 +16,26 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
+from starlette.requests import Request as WebRequest
+from starlette.responses import JSONResponse, Response
+
 from retrain.errors import DataError, EngineError, RetrainError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collectors.rollouts import train_sampling
 from retrain.run.run_context import RunContext
-from retrain.serve.chat_sessions import ChatMessage, SessionConflictError, Sessions, TurnRequest, plain_messages
-from retrain.serve.http_app import Access, HttpApp, HttpCall, JsonObject, RefusedError
-from retrain.system.extras import library
+from retrain.serve.chat_fields import MODELS, ContextLimits, TurnFields, fields
+from retrain.serve.chat_sessions import SessionConflictError, Sessions, TurnRequest, plain_messages
+from retrain.serve.http_app import Access, BodyReader, Endpoint, RefusedError, application, too_long, unless_gone
+from retrain.serve.http_server import HttpServer
 from retrain.system.files import writing
 from retrain.system.masking import masked
-from retrain.system.model_paths import positions
 from retrain.types import REWARD_RANGE, Completion, Request, Rollout, is_reward
 
 _POLL_S, _LINGER_S, _SILENCE_S = 0.2, 0.005, 30.0
 """Seconds between checks for the end of the run; to wait for simultaneous requests, which are sampled together; and
 without a request before a training run prints a message."""
-_OVERHEAD, _LONGEST = 1 << 20, 1 << 25
-"""Bytes allowed in a request besides its text; upper bound on the bytes of its text for any model."""
-_CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
-_SESSIONS, _REWARD = "/v1/sessions/", "/reward"
-
-_FIELDS = dict(model=str, messages=list, tools=list, stream=bool, n=int, max_completion_tokens=int, max_tokens=int)
-"""Fields of a request that are read, and their types; every field may be null."""
-_TYPE_NAMES = {str: "a string", list: "a list", bool: "true or false", int: "a whole number"}
-"""Names of the types in error messages."""
+_LONGEST_NAME = 256
+"""Largest number of characters of a session's name."""
 
 _T = TypeVar("_T")
 
@@ -69,39 +65,30 @@ class PolicyEndpoint:
 
     Raises:
         EngineError: the port is in use, or cannot be opened.
-        MissingExtraError: uvicorn is not installed.
         StorageError: the file of episodes cannot be written.
     """
 
     def __init__(
         self, context: RunContext, access: Access, episodes: Path | None = None, patience_s: float = math.inf
     ) -> None:
-        library("uvicorn", "serve")
-        from retrain.serve.http_server import HttpServer
-
         self._context, self._episodes, self._patience_s = context, episodes, patience_s
         # A tokenizer is not thread-safe, so the sessions have a copy.
         self._sessions = Sessions(replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer)))
-        self._token_chars = max(map(len, context.chat.tokenizer.get_vocab()), default=1)
+        self._limits = ContextLimits.of(context)
         self._turns, self._sessions_thread = SimpleQueue[_QueuedTurn | None](), ThreadPoolExecutor(1, "sessions")
         self._record([])
         self._sampling = train_sampling(
             context.config, context.loaded, derive_seed(context.config.training.seed, "endpoint")
         )
         self._over, self._failure, self._received = threading.Event(), list[RetrainError](), time.monotonic()
-        max_bytes = int(min(_LONGEST, self._max_chars)) + _OVERHEAD
-        self._server = HttpServer(HttpApp(self._answer, _method, access, max_bytes), access)
+        self._bodies = BodyReader(self._limits.max_bytes)
+        endpoints = [
+            Endpoint("/v1/models", "GET", self._models),
+            Endpoint("/v1/chat/completions", "POST", self._completed),
+            Endpoint("/v1/sessions/{name:path}/reward", "POST", self._rewarded),
+        ]
+        self._server = HttpServer(application(endpoints, access), access)
         self.url = self._server.url
-
-    @property
-    def _max_context(self) -> float:
-        """Largest number of tokens of a conversation including its reply."""
-        return min(positions(self._context.loaded.model), self._context.sampler.max_model_len)
-
-    @property
-    def _max_chars(self) -> float:
-        """Largest number of characters that `_max_context` tokens can have."""
-        return self._max_context * self._token_chars
 
     def work(self, count: float = math.inf) -> None:
         """Sample replies until `count` sessions have a reward.
@@ -186,58 +173,61 @@ class PolicyEndpoint:
                 if (turn := self._turns.get_nowait()) and turn.completion.set_running_or_notify_cancel():
                     turn.completion.set_exception(_ended())
 
-    async def _answer(self, call: HttpCall) -> JsonObject:
-        """Return the answer to a request. Called in the server's thread."""
+    def _receive(self) -> None:
+        """Note that a request has arrived; raise `RefusedError` if the run has ended."""
         if self._over.is_set():
             raise _ended()
         self._received = time.monotonic()
-        if call.path == _MODELS:
-            model = {"id": "policy", "object": "model", "created": 0, "owned_by": "retrain"}
-            return {"object": "list", "data": [model]}
-        return await (self._completed(call) if call.path == _CHAT else self._rewarded(call))
 
-    async def _completed(self, call: HttpCall) -> JsonObject:
+    async def _models(self, _: WebRequest) -> Response:
+        self._receive()
+        return JSONResponse(MODELS)
+
+    async def _completed(self, call: WebRequest) -> Response:
         """Answer a chat request once its reply is sampled; cancel it if the client closes its connection."""
-        queued = await self._with_sessions(self._turn, call.session, call.body)
+        body = await self._bodies.read(call)
+        self._receive()
+        given = fields(TurnFields, body)
+        queued = await self._with_sessions(self._turn, _session(call), given)
         self._turns.put(queued)
         if self._over.is_set():  # `close` may have refused waiting turns before this one was queued
             self._refuse_all()
-        completed = asyncio.wrap_future(queued.completion)
-        await asyncio.wait([completed, call.gone], return_when=asyncio.FIRST_COMPLETED)
         try:
-            if call.gone.done():
-                queued.completion.cancel()
-                raise RefusedError(499, "the client has closed its connection")
-            completion = completed.result()
+            completion = await unless_gone(call, asyncio.wrap_future(queued.completion))
         except RefusedError:
             await self._with_sessions(self._sessions.cancel, queued.turn)
             raise
         text = await self._with_sessions(self._sessions.add_reply, queued.turn, completion)
         sizes = {"prompt_tokens": len(queued.request.ids), "completion_tokens": len(completion.ids)}
         choice = {"index": 0, "message": {"role": "assistant", "content": text}}
-        return {
+        answer = {
             "id": f"chatcmpl-{queued.turn.session}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": call.body.get("model") or "policy",
+            "model": given.model or "policy",
             "choices": [{**choice, "finish_reason": completion.finish_reason}],
             "usage": {**sizes, "total_tokens": sum(sizes.values())},
             "session": queued.turn.session,
         }
+        return JSONResponse(answer)
 
-    async def _rewarded(self, call: HttpCall) -> JsonObject:
+    async def _rewarded(self, call: WebRequest) -> Response:
         """Store the reward of a session, and return the number of its rows."""
-        value, name = call.body.get("reward"), call.path.removeprefix(_SESSIONS).removesuffix(_REWARD)
+        body, name = await self._bodies.read(call), str(call.path_params["name"])
+        self._receive()
+        value = body.get("reward")
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_reward(value):
             raise RefusedError(400, f"reward must be a number {REWARD_RANGE}")
         rows = await self._with_sessions(self._reward, name, float(value))
         self._turns.put(None)
-        return {"session": name, "rows": rows}
+        return JSONResponse({"session": name, "rows": rows})
 
     async def _with_sessions(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Call a function in the only thread that accesses sessions; its exceptions become `RefusedError`."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._sessions_thread, function, *arguments)
+        except RefusedError:
+            raise
         except (DataError, ValueError, TypeError) as error:
             raise RefusedError(400, masked(str(error))) from None
         except KeyError as error:
@@ -250,41 +240,29 @@ class PolicyEndpoint:
         except Exception as error:  # a tokenizer may raise any exception
             raise RefusedError(500, masked(f"{type(error).__name__}: {error}")) from None
 
-    def _turn(self, session: str, body: Mapping[str, Any]) -> _QueuedTurn:
+    def _turn(self, session: str, given: TurnFields) -> _QueuedTurn:
         """Tokenize a request and begin its turn.
 
         Raises:
-            ValueError: the request is invalid, or leaves no token for a reply.
+            RefusedError, ValueError: the request is invalid, or leaves no token for a reply.
             DataError, SessionConflictError: as for `Sessions.prepare`.
         """
         training = self._context.config.training
-        wanted = _tokens(body) or training.max_tokens
-        messages, tools = plain_messages(body.get("messages") or ()), body.get("tools") or ()
-        self._check_length(messages, tools)
+        messages, tools = plain_messages(given.messages), given.tools
+        self._limits.check(messages, tools)
         turn = self._sessions.prepare(session, messages, tools)
         context = turn.context
         if not context:
             raise ValueError("the messages have no tokens")
-        free = self._max_context - len(context)
-        most = int(min(wanted, training.max_tokens - turn.sampled, free))
+        free = self._limits.tokens - len(context)
+        most = int(min(given.limit or training.max_tokens, training.max_tokens - turn.sampled, free))
         if most < 1:
-            raise ValueError(
-                f"context_length_exceeded: the episode has sampled {turn.sampled} of [training] max_tokens = "
-                f"{training.max_tokens}, and the context of the model has {free:g} tokens left"
+            raise too_long(
+                f"the episode has sampled {turn.sampled} of [training] max_tokens = {training.max_tokens}, and the "
+                f"context of the model has {max(0, free):g} tokens left"
             )
         self._sessions.begin(turn)
         return _QueuedTurn(turn, Request(context, 1, most, turn.stream), Future())
-
-    def _check_length(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> None:
-        """Raise ValueError, before tokenization, for messages that cannot fit even with the fewest possible tokens."""
-        chars = sum(len(one["role"]) + len(one["content"]) for one in messages) + len(
-            json.dumps(tools) if tools else ""
-        )
-        if chars > self._max_chars or len(messages) > self._max_context:
-            raise ValueError(
-                f"context_length_exceeded: {len(messages)} messages of {chars} characters do not fit into "
-                f"{self._max_context:g} tokens, of which the longest has {self._token_chars} characters"
-            )
 
     def _reward(self, name: str, value: float) -> int:
         rows = self._sessions.reward(name, value)
@@ -298,28 +276,19 @@ class PolicyEndpoint:
                 file.writelines(json.dumps(one.row()) + "\n" for one in rollouts)
 
 
-def _method(path: str) -> str:
-    """Return the HTTP method of a path, or "" for an unknown path."""
-    if path == _CHAT or (path.startswith(_SESSIONS) and path.endswith(_REWARD)):
-        return "POST"
-    return "GET" if path.rstrip("/") == _MODELS else ""
+def _session(call: WebRequest) -> str:
+    """Return the name in the header X-Session-ID, or "" without one."""
+    try:
+        name = call.headers.get("x-session-id", "").encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise RefusedError(400, "X-Session-ID is not UTF-8") from None
+    if len(name) > _LONGEST_NAME:
+        raise RefusedError(400, f"X-Session-ID is longer than {_LONGEST_NAME} characters")
+    return name
 
 
 def _ended() -> RefusedError:
     return RefusedError(503, "the run has ended")
-
-
-def _tokens(body: Mapping[str, Any]) -> int | None:
-    """Return the token limit of a request, or None without one; ValueError if a field is invalid."""
-    for name, kind in _FIELDS.items():
-        if body.get(name) is not None and type(body[name]) is not kind:
-            raise ValueError(f"{name} is not {_TYPE_NAMES[kind]}")
-    if body.get("stream") or body.get("n") not in (1, None):
-        raise ValueError("only a single completion without streaming is supported: leave out stream and n")
-    given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-    if min(given, default=1) < 1:
-        raise ValueError("max_tokens is below 1")
-    return given[0] if given else None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,7 @@ class Calls:
         self.seconds, self._max_bytes = seconds, max_bytes
         self._headers = {**_HEADERS, **({"Authorization": f"Bearer {key}"} if key else {})}
         self.aborted = threading.Event()
-        self._pending: set[Future[Any]] = set()
+        self._pending: dict[Future[Any], str] = {}
 
     async def request(self, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Any:
         """Send a GET request, or a POST request with a JSON body.
@@ -82,7 +82,7 @@ class Calls:
             HttpError: the status is not 200.
             TimeoutError: the answer has not arrived by the deadline, or the connection attempt timed out.
             OSError: the connection failed.
-            ValueError: the answer is longer than `max_bytes` or is invalid JSON, or the request cannot be sent.
+            ValueError: the answer is longer than `max_bytes`, a web page or invalid JSON; the request cannot be sent.
         """
         import httpx
 
@@ -107,15 +107,22 @@ class Calls:
             HttpError, TimeoutError, OSError, ValueError: see `request`.
         """
         call = event_loop.submit(self.request(url, body, seconds))
-        self._pending.add(call)
+        self._pending[call] = url
         try:
-            if self.aborted.is_set():  # checked after `add`, because `abort` may have missed this call
+            if self.aborted.is_set():  # checked afterwards, because `abort` may have missed this call
                 call.cancel()
             return call.result()
         except CancelledError:
             raise ConnectionAbortedError("aborted") from None
         finally:
-            self._pending.discard(call)
+            self._pending.pop(call, None)
+
+    def cancel(self, urls: Iterable[str]) -> None:
+        """Cancel the calls to these servers that threads wait for. A server is the beginning of its addresses."""
+        servers = tuple(f"{url}/" for url in urls)
+        for call, url in list(self._pending.items()):
+            if url.startswith(servers):
+                call.cancel()
 
     def abort(self) -> None:
         """Cancel all calls that threads wait for, and make later ones fail."""
@@ -144,7 +151,10 @@ class Calls:
         text = answer.decode(errors="replace")
         if response.status_code != 200:
             raise HttpError(response.status_code, masked(text)[:_SHOWN])
-        if not response.headers.get("Content-Type", "").startswith("application/json"):
+        kind = response.headers.get("Content-Type", "").partition(";")[0]
+        if kind == "text/html":
+            raise ValueError("it answers with a web page, so another program or a proxy answers at this address")
+        if kind != "application/json":
             return text
         try:
             return json.loads(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -97,6 +98,15 @@ class Chat:
         them.
         """
         return str(self.tokenizer.decode([token for token in ids if token not in self.hidden]))
+
+    def until(self, ids: Sequence[int], stops: Sequence[str]) -> int | None:
+        """Return the number of tokens whose text is the first to contain one of the stop strings; None if none does."""
+
+        def stopped(count: int) -> bool:
+            text = self.decode(ids[:count])
+            return any(stop in text for stop in stops)
+
+        return bisect_left(range(len(ids)), True, key=stopped) if stopped(len(ids)) else None
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Text of each token, special tokens included; a character of several tokens belongs to the last of them."""

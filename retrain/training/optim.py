@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from retrain.system.extras import library
-from retrain.training.distributed.sharding import like
+from retrain.training.distributed.sharding import like, local
 from retrain.training.settings import PolicySettings
 from retrain.types import State
 
+_SAMPLED = 64
+"""Number of weights of every tensor by which a change is noticed."""
 VALUE_HEAD = "value_head."
 """Prefix of the names of a value head's parameters, which are not parameters of the model."""
 
@@ -89,6 +91,13 @@ class Optimizer:
             self._one_by_one(optimizer) if self.settings.offload == "optimizer" else optimizer.step()
         return lr
 
+    def sampled(self) -> tuple[Tensor, Tensor]:
+        """Return up to 64 evenly spaced entries of every trained tensor's part on this rank, and their gradients."""
+        empty = torch.empty(0)
+        weights = [_spaced(local(p.detach())) for p in self.parameters.values()]
+        gradients = [_spaced(local(p.grad)) for p in self.parameters.values() if p.grad is not None]
+        return torch.cat(weights or [empty]), torch.cat(gradients or [empty])
+
     def zero_grad(self) -> None:
         """Set the gradients of the trained parameters to None."""
         for parameter in self.parameters.values():
@@ -124,6 +133,10 @@ class Optimizer:
                 if self.settings.optimizer == "adamw8bit":
                     copied["step"] = int(copied["step"])  # bitsandbytes counts in Python
                 optimizer.state[p] = copied
+
+
+def _spaced(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)][:_SAMPLED].float()
 
 
 def _moved(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from retrain.errors import UserCodeError
 from retrain.functional.mismatch import Mismatch
 from retrain.protocols import ALONE, Ranks
 from retrain.training.cpu_kernels import trim_freed_memory
@@ -408,12 +409,30 @@ class TorchPolicy:
         metrics = {"grad/norm": norm, "update/skipped": 0.0}
         # A single infinite gradient would turn all weights and the optimizer's moments into NaN.
         if finite := math.isfinite(loss) and math.isfinite(norm):
+            before, gradient = self.optimizer.sampled()
             with self._rounded.updated(self.step + 1) if self._rounded else nullcontext():
                 metrics["optim/lr"] = self.optimizer.step(self.step)
+            metrics["update/weight_change"] = self._change(before, gradient, metrics["optim/lr"])
             self.step += 1
         self._refused |= not finite
         self.optimizer.zero_grad()
         return metrics | {"update/nonfinite": float(not finite)}
+
+    def _change(self, before: Tensor, gradient: Tensor, lr: float) -> float:
+        """Return the root mean square by which the sampled weights have changed, of the rank with the largest one.
+
+        Raises:
+            UserCodeError: a sampled weight has a gradient, and none has changed on any rank.
+        """
+        change = float((self.optimizer.sampled()[0] - before).square().mean().sqrt())
+        found = self.ranks.all_gather((change, lr > 0 and bool(gradient.any())))
+        largest = max(change for change, _ in found)
+        if largest == 0 and any(moved for _, moved in found):
+            raise UserCodeError(
+                f"a step of the optimizer changed no weight, although there is a gradient; raise [optimizer] lr, which "
+                f"is {lr:.3g} in this step, or remove the code that replaces the optimizer's step"
+            )
+        return largest
 
 
 _BY_STALENESS = ("kl", "logp_diff_mean", "ess")

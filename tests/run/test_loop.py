@@ -291,3 +291,37 @@ def test_figures_of_the_task_are_in_every_evaluation(train):
     evaluations = rows(run / "eval.jsonl")
     assert [row["step"] for row in evaluations] == [0, 1]
     assert all("task/explained" in row for row in evaluations)
+
+
+COUNTING = """
+import torch
+
+
+class Counting:
+    def __init__(self, *, attribute: str = "seen"):
+        self.seen, self.attribute, self.tensor, self.inner = 0, attribute, torch.zeros(2), {"seen": [0]}
+
+    def __call__(self, advantages, response_mask):
+        if self.attribute == "seen":
+            self.seen += 1
+        elif self.attribute == "tensor":
+            self.tensor += 1
+        elif self.attribute == "inner":
+            self.inner["seen"][0] += 1
+        return advantages * response_mask
+"""
+
+
+@pytest.mark.slow(but=1)
+@pytest.mark.parametrize("attribute", ["seen", "tensor", "inner", ""])
+def test_a_state_that_no_checkpoint_holds_is_named_once(train, tmp_path, monkeypatch, attribute):
+    (tmp_path / "counting_transform.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    texts = []
+    options = ["training.max_steps=3", "eval.problems=0", "checkpoint.every=1"]
+    options += [f'plugins.search_paths=["{tmp_path}"]', 'algorithm.transform_mode="counting_transform.Counting"']
+    options += [f'algorithm.transform_params.attribute="{attribute}"']
+    train(*options, observe=lambda event, details: texts.append(str(details.get("text", ""))))
+    warned = [text for text in texts if "no state_dict" in text]
+    assert len(warned) == bool(attribute), texts
+    assert all(f"has changed its {attribute} and" in text for text in warned)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import functional as F
 from retrain.algorithms.graph.column_graph import Stage, plan
+from retrain.algorithms.graph.unsaved import attributes
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.protocols import StatefulComponent
 from retrain.registry import Bound, signal
@@ -62,6 +63,7 @@ class Pipeline:
         self.stateful: dict[str, StatefulComponent] = {}
         self._built: dict[tuple[str, str], StatefulComponent] = {}
         self._unmarked: dict[str, int] = {}
+        self._unsaved: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     @classmethod
     def resolve(cls, stages: Stages, signal: SignalLookup, given: frozenset[str] = frozenset()) -> Pipeline:
@@ -102,6 +104,22 @@ class Pipeline:
                     part = self._built[stage.kind, stage.name] = stage.bound.build(resources)
                 if part.stateful:
                     self.stateful[stage.name] = part
+                elif stage.bound.component.source != "built-in":
+                    self._unsaved[stage.kind, stage.name] = attributes(part)
+
+    def unsaved(self) -> str:
+        """Return a warning about components that have changed and have no `state_dict`; "" if there are none.
+
+        It names each of them once. Built-in components may keep caches.
+        """
+        found: list[str] = []
+        for place, before in [*self._unsaved.items()]:
+            now = attributes(self._built[place])
+            if names := [name for name in now if name not in before or now[name] != before[name]]:
+                del self._unsaved[place]
+                found.append(f"{' '.join(place)} has changed its {', '.join(names)} and has no state_dict")
+        fix = "a resumed run starts with new ones: write state_dict and load_state_dict, unless they are caches"
+        return f"{'; '.join(found)}; {fix}" if found else ""
 
     def before(self, batch: Batch) -> Metrics:
         """Call `before` of every class component with the step's rollouts, without expert rows; return their metrics.

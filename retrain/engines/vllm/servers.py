@@ -7,9 +7,11 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -36,6 +38,16 @@ _PROBE_S = 10.0
 """Timeout for a server's version, in seconds; a server that takes longer gets no weights."""
 _INSPECTION_S = 60.0
 """Timeout for a server's options, in seconds. vLLM examines its whole machine for the first answer."""
+_CONTROL_S = 30.0
+"""Timeout of calls that only change a server's state, such as a pause, in seconds."""
+_STOPPING_S = 5.0
+"""Time in which servers must finish a load once the run is asked to stop, in seconds."""
+_LATE_S = 30.0
+"""A server may load weights for twice the time of the first, or for so much longer, in seconds; then it is excluded."""
+_POLL_S = 0.2
+"""Seconds between two looks at servers that load weights."""
+_LONGEST_PAUSE_S = 600.0
+"""Longest time for which a server with invalid answers is left out, in seconds."""
 _FAILED_CHECKS = 2
 """A server that fails so many health checks in a row is excluded."""
 _SHOWN_S = 30.0
@@ -44,7 +56,6 @@ _STARTING = 503
 """HTTP status of a server that is not ready yet."""
 _ADAPTER = "adapter"
 """Name of the adapter on the servers."""
-_T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
@@ -157,6 +168,7 @@ class VllmServerEngine(Sampler):
         self._syncing = threading.RLock()
         self.tolerance = tolerance_of(kind)
         self._why: dict[str, str] = {}
+        self._strikes, self._out_until = Counter[str](), dict[str, float]()
         self._absent: set[str] = set()
         self._await_start()
 
@@ -230,12 +242,22 @@ class VllmServerEngine(Sampler):
         """Largest number of tokens of a context with its completion that every server supports."""
         return min(int(known["max_model_len"]) for known in self._models.values())
 
-    def _together(self, function: Callable[[_T], _R], items: Sequence[_T], threads: int) -> list[_R]:
-        """Map a function over items in threads; Ctrl-C or another exception aborts their HTTP calls."""
-        pool = ThreadPoolExecutor(threads)
+    def _together(
+        self, function: Callable[[str], _R], urls: Sequence[str], limit: Callable[[list[_R]], float] = lambda _: inf
+    ) -> list[_R]:
+        """Map a function over servers in threads; Ctrl-C or another exception aborts their HTTP calls.
+
+        Args:
+            function: called with each server.
+            urls: the servers.
+            limit: receives the results so far, and returns the time at which calls in progress are cancelled.
+        """
+        pool = ThreadPoolExecutor(len(urls))
         try:
-            futures = [pool.submit(function, item) for item in items]
-            wait(futures)
+            futures = {pool.submit(function, url): url for url in urls}
+            while late := wait(futures, _POLL_S).not_done:
+                if time.monotonic() > limit([future.result() for future in futures if future not in late]):
+                    self._call.cancel(futures[future] for future in late)
         except BaseException:
             self._call.abort()
             raise
@@ -281,7 +303,9 @@ class VllmServerEngine(Sampler):
                 self._distrust(assigned, error)
                 continue
             try:
-                return self._completions(answer, request, sampling)
+                found = self._completions(answer, request, sampling)
+                self._strikes[assigned.url] = 0
+                return found
             except http.FAILURES as error:
                 self._refused += 1
                 self._distrust(assigned, error)
@@ -332,7 +356,17 @@ class VllmServerEngine(Sampler):
         return options.completions(rows, request, sampling, versions)
 
     def _sync_all(self) -> None:
-        loaded = self._together(self._sync, self._urls, len(self._urls))
+        """Load the current weights into all servers. A server that is much later than the first is excluded."""
+        began, limit = time.monotonic(), inf
+
+        def until(loaded: list[bool]) -> float:
+            nonlocal limit
+            now = time.monotonic()
+            limit = min(limit, now + max(_LATE_S, now - began)) if any(loaded) else limit
+            limit = min(limit, now + _STOPPING_S) if self._stop_requested.is_set() else limit
+            return limit
+
+        loaded = self._together(self._sync, self._urls, until)
         self._router.join(url for url, good in zip(self._urls, loaded, strict=True) if good)
 
     def _sync(self, url: str) -> bool:
@@ -345,7 +379,7 @@ class VllmServerEngine(Sampler):
             # In a continuous run requests go on between two tokens, with the new weights. Others are of an earlier
             # call, and may still be running there.
             keeps = self.continuous and url in self._router.usable
-            self._call(f"{url}/pause?mode={'keep' if keeps else 'abort'}", {})
+            self._control(f"{url}/pause?mode={'keep' if keeps else 'abort'}")
             self._mark(url, self._claim)
             if restarted or loads != self._loads:
                 self._give(url)
@@ -353,11 +387,11 @@ class VllmServerEngine(Sampler):
                 adapter = {"lora_name": _ADAPTER, "lora_path": str(self._adapter), "load_inplace": True}
                 self._call(url + "/v1/load_lora_adapter", adapter)
             reset = f"{url}/reset_prefix_cache" + ("?reset_running_requests=true" if keeps else "")
-            if not self._call(reset, {})["success"]:
+            if not self._control(reset)["success"]:
                 raise ValueError("it did not empty its prefix cache")
             self._confirm(url, self._claim)
             self._mark(url, self._label)
-            self._call(url + "/resume", {})
+            self._control(url + "/resume")
             self._confirm(url, self._label)
         except http.FAILURES as error:
             self._why[url] = _cause(error)
@@ -377,7 +411,10 @@ class VllmServerEngine(Sampler):
 
     def _mark(self, url: str, label: str) -> None:
         """Set the label of a server's weights."""
-        self._call(url + "/update_weight_version", {"new_version": label})
+        self._control(url + "/update_weight_version", {"new_version": label})
+
+    def _control(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._call(url, body or {}, min(_CONTROL_S, self._call.seconds))
 
     def _confirm(self, url: str, label: str) -> None:
         """Check that the label of a server's weights is still the one that this run has set.
@@ -389,10 +426,10 @@ class VllmServerEngine(Sampler):
         Raises:
             ValueError: the label has changed.
         """
-        found = self._label_of(url, self._call.seconds)
+        found = self._label_of(url, min(_CONTROL_S, self._call.seconds))
         if found != label:
             self._mark(url, f"mixed, of {found} and {label}")
-            self._call(url + "/resume", {})
+            self._control(url + "/resume")
             raise ValueError(f"its weights changed to {found} meanwhile: another run uses it, or it was restarted")
 
     def _give_up(self, text: str) -> NoReturn:
@@ -402,6 +439,10 @@ class VllmServerEngine(Sampler):
     def _distrust(self, assigned: Assignment, error: Exception) -> None:
         """Exclude a server, unless it has recovered since the failed request was sent."""
         self._why.setdefault(assigned.url, _cause(error))  # an earlier cause stays
+        if assigned.url in self._router.usable:
+            pause = self._health_every * (2.0 ** self._strikes[assigned.url] - 1)
+            self._out_until[assigned.url] = time.monotonic() + min(pause, _LONGEST_PAUSE_S)
+            self._strikes[assigned.url] += 1
         self._router.distrust(assigned)
 
     async def _watch(self) -> None:
@@ -425,7 +466,7 @@ class VllmServerEngine(Sampler):
                 self._router.drop(url)
             return
         self._failed_checks[url] = 0
-        if url not in self._router.usable:
+        if url not in self._router.usable and time.monotonic() >= self._out_until.get(url, 0.0):
             await asyncio.to_thread(self._rejoin, url)
 
     def _rejoin(self, url: str) -> None:
@@ -469,7 +510,7 @@ class VllmServerEngine(Sampler):
             EngineError: no server is usable, or none has started within `start_timeout_s`.
         """
         began, shown = time.monotonic(), 0.0
-        self._together(self._greet, self._urls, len(self._urls))
+        self._together(self._greet, self._urls)
         while len(self._why) == len(self._urls):
             waited = time.monotonic() - began
             if not self._absent or waited > self._start or self._stop_requested.is_set():
@@ -480,7 +521,7 @@ class VllmServerEngine(Sampler):
                 limit = f"{waited:.0f} of at most {self._start:g} s, [vllm] start_timeout_s"
                 _logger.warning("waiting for a vLLM server to answer at %s (%s)", absent, limit)
             self._call.aborted.wait(min(1.0, self._start))
-            self._together(self._greet, sorted(self._absent), len(self._absent))
+            self._together(self._greet, sorted(self._absent))
 
     def _greet(self, url: str) -> None:
         """Check one server: its vLLM version, options, and endpoints for weights. Record any problem."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+from retrain.engines.vllm import servers as module
 from retrain.engines.vllm.routing import Router
 from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.errors import EngineError
@@ -267,6 +269,51 @@ def interrupted(condition):
     hanging = threading.Thread(target=lambda: until(condition) and os.kill(os.getpid(), signal.SIGINT), daemon=True)
     hanging.start()
     return pytest.raises(KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("where", ["/pause", "/collective_rpc", "/resume"])
+def test_a_server_that_hangs_within_a_sync_is_left_out(servers, model, tmp_path, monkeypatch, where):
+    monkeypatch.setattr(module, "_LATE_S", 0.3)
+    engine = client(servers, model, tmp_path, request_timeout_s=PATIENCE_S)
+    gate = threading.Event()
+    servers[0].hook = lambda path: path == where and gate.wait()
+    began = time.monotonic()
+    engine.load_weights(model.state_dict(), 7)
+    assert time.monotonic() - began < PATIENCE_S / 2
+    assert engine.metrics()["sampler/servers"] == 1
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
+    assert [server.asked for server in servers] == [0, 4]
+    gate.set()
+    engine.load_weights(model.state_dict(), 8)
+    assert engine.metrics()["sampler/servers"] == 2
+
+
+def test_a_stop_does_not_wait_for_a_server_that_hangs_within_a_sync(servers, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_STOPPING_S", 0.3)
+    engine = client(servers[:1], model, tmp_path, request_timeout_s=PATIENCE_S)
+    gate = threading.Event()
+
+    def hang(path):
+        if path == "/pause":
+            engine.request_stop()
+            gate.wait()
+
+    servers[0].hook = hang
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="no vLLM server is usable"):
+        engine.load_weights(model.state_dict(), 7)
+    assert time.monotonic() - began < PATIENCE_S / 2
+    gate.set()
+
+
+def test_a_server_that_lies_is_asked_ever_less_often(servers, model, tmp_path):
+    """The other one answers all requests, although the liar is given the weights again and again."""
+    engine = client(servers, model, tmp_path, health_every_s=0.02, retries=3)
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].fault = "stale"
+    for _ in range(40):
+        assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
+    assert servers[0].loaded < 12
 
 
 def left_behind():
