@@ -7,6 +7,7 @@ its protocol, because `Component.whole` adds the defaults of the methods that it
 from __future__ import annotations
 
 import copy
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -180,6 +181,11 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def launched() -> bool:
+    """Return True if `--ranks` or torchrun started this process as a rank."""
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
 class Shards:

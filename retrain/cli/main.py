@@ -183,7 +183,8 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        from retrain.training.ranks import launched, leave
+        from retrain.protocols import launched
+        from retrain.training.ranks import leave
 
         if end.code and launched():
             leave(int(end.code))

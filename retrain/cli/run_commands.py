@@ -20,9 +20,9 @@ from rich.text import Text
 
 from retrain.cli.arguments import ApiKeyEnv, File, Json, Overrides, api_key, warn, warn_of_host
 from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.protocols import launched
 from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, shown
-from retrain.training.ranks import launched
 
 if TYPE_CHECKING:
     from retrain.config.resolve import LoadedConfig

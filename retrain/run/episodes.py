@@ -17,8 +17,7 @@ from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
 from retrain.system import event_loop
-from retrain.training.chat import Chat, RenderedPrompt
-from retrain.training.chat_stitcher import ChatStitcher, Transcript
+from retrain.training.chat import Chat, RenderedPrompt, Transcript
 from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn, is_reward
 
 if TYPE_CHECKING:
@@ -108,6 +107,8 @@ class EpisodeRunner:
         self._lanes: Sequence[Lane] = ()
         self._continuous = False
         if pool is not None:
+            from retrain.training.chat_stitcher import ChatStitcher
+
             self._sampling, self._limits = replace(sampling, continued=True), pool.limits
             self._stitcher = ChatStitcher(chat)
 

@@ -15,7 +15,7 @@ from retrain.config.document import Document, canonical
 from retrain.config.load import validate
 from retrain.config.resolve import LoadedConfig
 from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageError, UserCodeError
-from retrain.protocols import ALONE, Ranks
+from retrain.protocols import ALONE, Ranks, launched
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.findings import Evidence, RunFindings
@@ -26,7 +26,6 @@ from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
 from retrain.storage.run_files import config_changes, flatten, read_rows, understood
 from retrain.system.masking import masked
-from retrain.training.ranks import join, launched
 from retrain.types import Observer, State
 
 _PROMPTS = 8
@@ -79,6 +78,7 @@ def _join(loaded: LoadedConfig) -> Ranks:
     if not launched():
         return ALONE
     from retrain.run.build import choose_device
+    from retrain.training.ranks import join
 
     return join(choose_device(loaded.config.training.device).type, loaded.config.distributed.timeout_s)
 

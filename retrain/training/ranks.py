@@ -18,7 +18,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrain.errors import DataError, DivergedError, EngineError, Preempted, RetrainError, StorageError, UserCodeError
-from retrain.protocols import ALONE, Ranks
+from retrain.protocols import ALONE, Ranks, launched
 from retrain.system.terminal import say
 
 if TYPE_CHECKING:
@@ -160,11 +160,6 @@ class Group(Ranks):
         import torch.distributed as dist
 
         dist.destroy_process_group()
-
-
-def launched() -> bool:
-    """Return True if `--ranks` or torchrun started this process as a rank."""
-    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
 def leave(code: int) -> None:
