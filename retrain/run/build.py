@@ -32,7 +32,6 @@ from retrain.run.run_context import RunContext, SamplingContext, TrainState
 from retrain.storage.run_directory import RunDirectory
 from retrain.system.model_paths import model_location, positions
 from retrain.system.process import cpu_threads
-from retrain.tracking.tracker_guard import SafeTracker
 from retrain.training.cpu_kernels import keep_freed_memory
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
@@ -43,6 +42,7 @@ from retrain.types import ExpertRow, Observer
 
 if TYPE_CHECKING:
     from retrain.environments.env_pool import EnvPool
+    from retrain.tracking.tracker_guard import SafeTracker
 
 _VOCABULARY_PROBLEMS = 2000
 """A built-in model's tokenizer is made from the texts of this many problems."""
@@ -177,6 +177,8 @@ def _trackers(
     """Build the trackers. If one cannot be built, warn and train without it."""
     built: list[SafeTracker] = []
     for tracker in bound:
+        from retrain.tracking.tracker_guard import SafeTracker
+
         try:
             built.append(SafeTracker(tracker.name, tracker.build(resources), observe, names=names))
         except RetrainError:

@@ -27,10 +27,10 @@ _FORMS: Mapping[str, str] = {
     "after reasoning": "First I read the problem. Then I work in 2 steps, and check both.\nso {}",
     "before reasoning": "{}\nI worked in 2 steps: first I read the problem, then I checked it.",
 }
-"""Form of an answer -> template of the completion."""
+"""AnswerForm of an answer -> template of the completion."""
 
 
-class Form(NamedTuple):
+class AnswerForm(NamedTuple):
     """A form of completions.
 
     Attributes:
@@ -54,7 +54,7 @@ class Paid(NamedTuple):
         failed: number of completions that could not be scored.
     """
 
-    form: Form
+    form: AnswerForm
     values: Mapping[str, float | None]
     correct: float
     failed: int
@@ -78,20 +78,26 @@ def _candidates(problem: Problem, right: str, wrong: str) -> str:
     return "The answer is " + ", ".join([*others[:4], right, *others[4:]]) + "."
 
 
-FORMS: tuple[Form, ...] = (
-    *(Form(name, True, _written(template, True)) for name, template in _FORMS.items()),
-    Form("with thousands separators", True, _thousands(True)),
-    Form("after a think tag", True, _written("<think>\nI work in 2 steps.\n</think>\nThe answer is {}.", True)),
-    Form("wrong, then right", True, lambda problem, right, wrong: f"It is {wrong}. No, I was wrong. It is {right}."),
-    *(Form(f"wrong {name}", False, _written(template, False)) for name, template in _FORMS.items()),
-    Form("wrong with thousands separators", False, _thousands(False)),
-    Form("right, then wrong", False, lambda problem, right, wrong: f"It is {right}. No, I was wrong. It is {wrong}."),
-    Form("empty", False, lambda problem, right, wrong: ""),
-    Form("the prompt", False, lambda problem, right, wrong: plain_text(problem.prompt)),
-    Form("negated", False, _written("The answer is not {}.", True)),
-    Form("ten candidates", False, _candidates),
-    Form("worked solution", None, lambda problem, right, wrong: problem.solution),  # a task may demonstrate mistakes
-    Form("a hundred times", None, lambda problem, right, wrong: " ".join([right] * _TIMES)),
+FORMS: tuple[AnswerForm, ...] = (
+    *(AnswerForm(name, True, _written(template, True)) for name, template in _FORMS.items()),
+    AnswerForm("with thousands separators", True, _thousands(True)),
+    AnswerForm("after a think tag", True, _written("<think>\nI work in 2 steps.\n</think>\nThe answer is {}.", True)),
+    AnswerForm(
+        "wrong, then right", True, lambda problem, right, wrong: f"It is {wrong}. No, I was wrong. It is {right}."
+    ),
+    *(AnswerForm(f"wrong {name}", False, _written(template, False)) for name, template in _FORMS.items()),
+    AnswerForm("wrong with thousands separators", False, _thousands(False)),
+    AnswerForm(
+        "right, then wrong", False, lambda problem, right, wrong: f"It is {right}. No, I was wrong. It is {wrong}."
+    ),
+    AnswerForm("empty", False, lambda problem, right, wrong: ""),
+    AnswerForm("the prompt", False, lambda problem, right, wrong: plain_text(problem.prompt)),
+    AnswerForm("negated", False, _written("The answer is not {}.", True)),
+    AnswerForm("ten candidates", False, _candidates),
+    AnswerForm(
+        "worked solution", None, lambda problem, right, wrong: problem.solution
+    ),  # a task may demonstrate mistakes
+    AnswerForm("a hundred times", None, lambda problem, right, wrong: " ".join([right] * _TIMES)),
 )
 """The forms, right ones first."""
 
@@ -115,7 +121,7 @@ def paid(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Paid]:
     """Return what the rewards pay for each form over these problems; a form that no problem has is left out."""
     if not problems:
         raise DataError("no problem has an answer, so there is nothing to compare completions with")
-    cells: list[tuple[Form, dict[str, Any]]] = []
+    cells: list[tuple[AnswerForm, dict[str, Any]]] = []
     for problem in problems:
         right = problem.answer.rpartition("####")[2].strip()
         for form in FORMS:

@@ -143,7 +143,6 @@ WARNINGS = [
         "success",
     ),
     ("[warmup]\nsteps = 20", "[warmup] warmup_steps", "rises for 50 of 20"),
-    ('[model]\npath = "a/b"\n[training]\nlr = 1e-3', "[training] lr", "large for training all weights"),
     ('[model]\npath = "a/b"\n[model.lora]\n[optimizer]\nlr = 2e-6', "[optimizer] lr", "small for adapters"),
     ('[algorithm]\nadvantage_mode = "grpo_lp"\n[training]\nmax_tokens = 2000', "gamma", "scores below a wrong one"),
     (

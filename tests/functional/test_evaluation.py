@@ -8,7 +8,14 @@ from statistics import stdev
 
 import pytest
 
-from retrain.functional.evaluation import aes, mean_interval, paired_interval, pass_at_k, ratio_interval
+from retrain.functional.evaluation import (
+    aes,
+    change_interval,
+    mean_interval,
+    paired_interval,
+    pass_at_k,
+    ratio_interval,
+)
 
 pytestmark = pytest.mark.numeric
 
@@ -77,6 +84,14 @@ def test_ratio_interval_weighs_rollouts_and_widens_by_problem():
 
 def test_ratio_interval_of_one_problem_has_no_bounds():
     assert ratio_interval([6.0], [3]) == (2.0, None, None)
+
+
+def test_change_interval_is_the_one_of_newcombe():
+    """The first example of his paper: 56 of 70 against 48 of 80."""
+    first, last = (mean_interval([1.0] * right + [0.0] * (count - right)) for right, count in ((48, 80), (56, 70)))
+    assert change_interval(first, last) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+    low, high = change_interval(last, first)[1:]
+    assert (low, high) == pytest.approx((-0.3339, -0.0524), abs=5e-5)
 
 
 def test_paired_interval_is_the_one_of_the_mean():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 
+from docs.measure import ROOT
 from retrain.config.schema import Config
 from retrain.report.run_summary import status
 from retrain.run import findings
@@ -193,3 +195,12 @@ def test_they_change_nothing_and_can_be_silenced(train):
     assert (status(silent)["findings"], status(silent)["looked_at"]) == ([], [])
     assert json.loads((silent / "status.json").read_text()) == {"outcome": "finished"}
     assert digest(spoken) == digest(silent)
+
+
+def test_the_page_explains_each_finding_and_says_how_often_it_is_wrong():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    rates = {name: float(share) for name, share in re.findall(r"\| `(\w+)` \| \d+ \| ([\d.]+)% \|", page)}
+    assert [*rates] == [one.__name__ for one in FINDINGS]
+    assert max(rates.values()) <= 2
+    for name in rates:
+        assert f"\n### {name}\n" in page

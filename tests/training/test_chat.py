@@ -171,3 +171,10 @@ def test_template_that_rewrites_the_prompt_is_noticed():
 def test_messages_as_plain_text():
     assert plain_text("1+2?") == "1+2?"
     assert plain_text(MESSAGES) == "be short\n1+2?\n"
+
+
+def test_what_the_template_writes_is_known_and_hidden_from_rewards():
+    chat = loaded()
+    assert set(chat.written.values()) == {"<|user|>", "<|assistant|>", "<|end|>"}
+    assert chat.written.items() <= chat.hidden.items()
+    assert loaded(mode="off").written == {}

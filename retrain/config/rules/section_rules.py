@@ -17,8 +17,6 @@ from retrain.system.files import expanded
 from retrain.system.model_paths import RANDOM_MODEL, problem_with, stored_config, stored_dtype
 from retrain.system.sandbox import missing
 
-_LARGE_LR = 5e-5
-"""Training all weights of a pretrained model at this rate or above usually destroys it."""
 _HIDDEN_LR = 1e-5
 """Below this rate rounding to bfloat16 hides most updates of a weight (docs/log.md, "What bfloat16 hides")."""
 _SMALL_LORA_LR = 1e-5
@@ -108,17 +106,13 @@ def extras(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 
 def learning_rate(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about a learning rate that is large for full training or small for adapters."""
+    """Warn about a learning rate that is small for adapters; too large a one is the finding `too_far` of the run."""
     lr, model = config.optimizer.lr, config.model
-    if model.path == RANDOM_MODEL or problem_with(model.path):
+    if model.path == RANDOM_MODEL or problem_with(model.path) or model.lora is None or lr >= _SMALL_LORA_LR:
         return
-    if model.lora is None and lr >= _LARGE_LR:
-        problem = f"{lr:g} is large for training all weights of a pretrained model"
-        yield Finding(("optimizer", "lr"), problem, "try 1e-6", fatal=False)
-    elif model.lora is not None and lr < _SMALL_LORA_LR:
-        problem = f"{lr:g} is small for adapters, which start at zero: they learn almost nothing"
-        fix = f"remove it, which sets {LORA_DEFAULTS['optimizer']['lr']:g}, or raise it"
-        yield Finding(("optimizer", "lr"), problem, fix, fatal=False)
+    problem = f"{lr:g} is small for adapters, which start at zero: they learn almost nothing"
+    fix = f"remove it, which sets {LORA_DEFAULTS['optimizer']['lr']:g}, or raise it"
+    yield Finding(("optimizer", "lr"), problem, fix, fatal=False)
 
 
 def schedule(config: Config, resolved: Resolved) -> Iterator[Finding]:
