@@ -31,6 +31,10 @@ class TokenizedPrompt:
     ids: tuple[int, ...]
 
 
+RenderedPrompt = tuple[Problem, TokenizedPrompt]
+"""A problem with its prompt as the model receives it."""
+
+
 @dataclass(frozen=True)
 class Chat:
     """Renders the model's input with its tokenizer and chat template.
