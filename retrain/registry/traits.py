@@ -104,7 +104,6 @@ class RewardTraits(Traits):
         correctness: the score measures correctness. The first such reward that does not return None
             determines the accuracy.
         graded: the reward measures correctness by degrees, which a reader of `correct` alone loses.
-        network: the reward needs the network, so it runs outside the sandbox.
         timeout_s: timeout of a call in seconds; None for the timeout of the pool.
         answers: function from a reference answer to the reason why the reward cannot use it, or "".
         problems: function from the reward's parameters and `Problem.facts` to the reason why the reward cannot score
@@ -115,7 +114,6 @@ class RewardTraits(Traits):
 
     correctness: bool = True
     graded: bool = False
-    network: bool = False
     timeout_s: float | None = None
     answers: Callable[[str], str] | None = None
     problems: Callable[[Mapping[str, Any], Mapping[str, Any]], str] | None = None

@@ -29,7 +29,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         credit.compared_rewards,
         methods.graded_rewards,
     ),
-    "reward_pool": (sections.sandbox,),
     "rollout": (
         sections.truncation,
         credit.resampling,
