@@ -16,6 +16,18 @@ ROOT = Path(__file__).parents[1]
 _BLANK = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING}
 
 
+def code_lines(source: str) -> frozenset[int]:
+    """Numbers of the lines of a Python source that are neither docstring, comment nor blank."""
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _BLANK | {tokenize.COMMENT}:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return frozenset(lines)
+
+
 @dataclass(frozen=True)
 class Module:
     """One file of the package.
@@ -41,18 +53,7 @@ class Module:
     @cached_property
     def code(self) -> frozenset[int]:
         """Numbers of the lines that are neither docstring, comment nor blank."""
-        lines = set[int]()
-        for token in tokenize.generate_tokens(io.StringIO(self.file.read_text(encoding="utf-8")).readline):
-            if token.type not in _BLANK | {tokenize.COMMENT}:
-                lines.update(range(token.start[0], token.end[0] + 1))
-        for node in ast.walk(self.tree):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        return frozenset(lines)
+        return code_lines(self.file.read_text(encoding="utf-8"))
 
     def functions(self) -> Iterator[tuple[str, int]]:
         """(name, code lines) of every function, methods and inner functions included."""

@@ -25,7 +25,7 @@ def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("initial",), problem, "change one of these keys")
 
 
-@signal("entropy_coefficient", judges=False, check=_check_bounds)
+@signal("entropy_coefficient", check=_check_bounds)
 class EntropyCoefficient(StatefulComponent):
     """Coefficient alpha of the loss term `adaptive_entropy` at this step.
 

@@ -74,7 +74,7 @@ def accuracy_band(
     return keep, _skipped(keep, correct, group_ids)
 
 
-@filter("none", drops=False)
+@filter("none")
 def none(group_ids: Tensor) -> Tensor:
     """Keep every row; returns [N] bool, all True."""
     return group_ids.bool() | True

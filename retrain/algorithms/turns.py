@@ -80,7 +80,7 @@ def turn_grpo(
     return F.masked.keep(_to_come(rewards, gamma).gather(1, turn_ids), response_mask)
 
 
-@transform("gigpo", beyond_rewards=True)
+@transform("gigpo")
 def gigpo(  # noqa: PLR0913 - six columns and four keys
     advantages: Tensor,
     turn_rewards: Tensor,

@@ -21,9 +21,8 @@ from rich.text import Text
 from retrain.cli.arguments import Json
 from retrain.cli.config_commands import schema_text
 from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
-from retrain.system import model_code
+from retrain.system import bubblewrap
 from retrain.system.process import usable_cores
-from retrain.system.sandbox import missing
 from retrain.system.terminal import say
 
 SCHEMA = "retrain.schema.json"
@@ -255,10 +254,8 @@ def _writable() -> str:
 
 
 def _code_of_models() -> str:
-    method, reason = model_code.method()
-    if method == model_code.BUBBLEWRAP:
-        return f"bubblewrap ({shutil.which('bwrap')})"
-    return f"none: {reason}" if reason else "built-in namespaces; bubblewrap is not installed or does not work"
+    why = bubblewrap.missing()
+    return f"none: {why[0]}; {why[1]}" if why else f"bubblewrap ({shutil.which('bwrap')})"
 
 
 _CHECKS: dict[str, Callable[[], Any]] = {
@@ -268,7 +265,6 @@ _CHECKS: dict[str, Callable[[], Any]] = {
     "packages": _packages,
     "extras": _extras,
     "engines": _engines,
-    "sandbox for rewards": lambda: ((reason := missing()) and f"none: {reason}") or "available",
     "sandbox for code of models": _code_of_models,
     "this directory": _writable,
 }

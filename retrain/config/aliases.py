@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, cast
 
 import tomli
@@ -13,7 +13,7 @@ import tomli
 @cache
 def aliases() -> Mapping[str, Any]:
     """Return the content of aliases.toml."""
-    return tomli.loads(files(__package__).joinpath("aliases.toml").read_text("utf-8"))
+    return tomli.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))
 
 
 @cache

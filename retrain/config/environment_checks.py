@@ -66,8 +66,6 @@ def launch(config: Config, resolved: Resolved) -> Launch:
     from retrain.environments.contract import Limits
     from retrain.environments.env_pool import Launch
     from retrain.environments.env_process import Hello
-    from retrain.system.sandbox import missing
-    from retrain.system.worker_process import Containment
 
     environment, pool, paths = config.environment, config.reward_pool, config.plugins.search_paths
     limits = Limits(
@@ -81,10 +79,9 @@ def launch(config: Config, resolved: Resolved) -> Launch:
         declared = None if one is None else registry.environment.traits_of(one.component)
         traits = {"replay": declared.replay, "rewards": declared.rewards} if declared else {}
         hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)
-    sandboxed = environment.workers > 0 and pool.sandbox != "off" and not missing()
     return Launch(
         hellos,
-        Containment(pool.memory_mb, sandboxed, (*pool.readable, *paths), runs_code=True),
+        pool.memory_mb,
         pool.env,
         environment.python,
         environment.workers > 0,

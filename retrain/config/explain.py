@@ -72,6 +72,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "thread_waiting": thread_waiting.reason,
         "evaluation": _evaluation(loaded),
         "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
+        "keys_that_nothing_reads": [show(path) for path in loaded.unread],
         "overrides": loaded.overrides,
         "probe": probe(loaded),
         "episode": [{"episode": found}] if isinstance(found := attempt(lambda: episodes(loaded)), str) else found,

@@ -362,10 +362,7 @@ class LoadedConfig:
     def rewards(self) -> list[Entry]:
         """Rewards with their settings for the reward pool."""
         pairs = zip(self.config.rewards, self.components.all("reward"), strict=True)
-        return [
-            Entry(bound, float(bound.params["weight"]), one.timeout_s, one.concurrency, one.network)
-            for one, bound in pairs
-        ]
+        return [Entry(bound, float(bound.params["weight"]), one.timeout_s, one.concurrency) for one, bound in pairs]
 
     @property
     def objective(self) -> Objective:

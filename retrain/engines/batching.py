@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
+from retrain.engines.delegating import DelegatingSampler
 from retrain.protocols import Sampler
 from retrain.system.event_loop import call_in_caller
-from retrain.types import Completion, Metrics, Request, Sampling
+from retrain.types import Completion, Request, Sampling
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
+_T = TypeVar("_T")
 Key = tuple[int, ...]
 """Sort key of a request in its batch, so that the order does not depend on arrival times."""
 
@@ -111,7 +108,7 @@ class BatchLane(Lane):
         self._begin()
 
 
-class ExclusiveSampler(Sampler):
+class ExclusiveSampler(DelegatingSampler):
     """An engine that samples batches, for several threads: one call at a time.
 
     In a continuous run the sampling thread uses it for batches of rollouts, and the trainer's thread for new weights,
@@ -119,33 +116,12 @@ class ExclusiveSampler(Sampler):
     """
 
     def __init__(self, engine: Sampler) -> None:
-        self._engine, self._lock = engine, threading.Lock()
-        self.tolerance, self.max_model_len = engine.tolerance, engine.max_model_len
-        self.takes_adapters = engine.takes_adapters
+        super().__init__(engine)
+        self._lock = threading.Lock()
 
-    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+    def _guarded(self, call: Callable[[], _T]) -> _T:
         with self._lock:
-            return self._engine.sample(requests, sampling)
-
-    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        with self._lock:
-            self._engine.load_weights(weights, version)
-
-    def load_adapter(self, folder: Path, version: int) -> None:
-        with self._lock:
-            self._engine.load_adapter(folder, version)
-
-    def describe(self) -> str:
-        return self._engine.describe()
-
-    def metrics(self) -> Metrics:
-        return self._engine.metrics()
-
-    def request_stop(self) -> None:
-        self._engine.request_stop()
-
-    def close(self) -> None:
-        self._engine.close()
+            return call()
 
 
 def for_continuous_sampling(sampler: Sampler) -> Sampler:

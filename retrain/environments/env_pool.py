@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import inf
-from pathlib import Path
 from typing import Any, Protocol
 
 from retrain.environments.contract import Answer, Limits
@@ -19,7 +18,7 @@ from retrain.environments.env_process import Hello, LiveEpisodes, readable_field
 from retrain.errors import UserCodeError
 from retrain.system import event_loop
 from retrain.system.worker_pool import CallLost, WorkerConnection, WorkerPool
-from retrain.system.worker_process import Containment, WorkerSpec
+from retrain.system.worker_process import WorkerSpec
 from retrain.types import Metrics
 
 _logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class Launch:
 
     Attributes:
         hellos: environments by the labels of `[[environments]]`; a single one has the label "".
-        containment, variables: see `WorkerSpec`.
+        memory_mb, variables: see `WorkerSpec`.
         python: path of the workers' interpreter; None for the interpreter of this process.
         in_processes: run episodes in worker processes; if False, in this process without protection.
         threads: number of episodes that a worker steps concurrently.
@@ -42,7 +41,7 @@ class Launch:
     """
 
     hellos: Mapping[str, Hello]
-    containment: Containment
+    memory_mb: int
     variables: Sequence[str] = ()
     python: str | None = None
     in_processes: bool = True
@@ -51,13 +50,11 @@ class Launch:
 
     def spec(self) -> WorkerSpec:
         """Return the workers' specification."""
-        # The environment imports modules of this package, so a sandbox must let it read them.
-        readable = (*self.containment.readable, str(Path(__file__).parents[1]))
         return WorkerSpec(
             what="the environment",
             module="retrain.environments.env_process",
             hello={label: tuple(hello) for label, hello in self.hellos.items()},
-            containment=self.containment._replace(readable=readable),
+            memory_mb=self.memory_mb,
             seconds=next(iter(self.hellos.values())).timeout_s,
             variables=self.variables,
             python=self.python,

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 from retrain.environments.contract import Action, EpisodeGenerator, Limits, Observation
 from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import environment
-from retrain.system import model_code
+from retrain.system import bubblewrap
 
 ToolCall = tuple[str, Mapping[str, Any] | str]
 """Name and arguments of a tool call; or "" and the reason why the text is not a valid call."""
@@ -72,14 +72,11 @@ def importable(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
 
 
 def _unprotected(config: Any) -> tuple[str, str] | None:
-    """Return (reason, fix) if an environment would run without a sandbox, else None."""
+    """Return (reason, fix) if the tool python would run without bubblewrap or without a limit of memory, else None."""
     if config.environment.workers == 0:
         return "[environment] workers = 0 runs it in the trainer itself", "set [environment] workers = 1"
-    if config.reward_pool.sandbox == "off":
-        return '[reward_pool] sandbox = "off" leaves it without protection', 'set [reward_pool] sandbox = "auto"'
-    if why := model_code.method()[1]:
-        fix = "install bubblewrap, allow unprivileged user namespaces, or leave the tool out"
-        return f"this machine has no sandbox ({why})", fix
+    if why := bubblewrap.missing():
+        return f"this machine cannot contain it: {why[0]}", f"{why[1]}, or leave the tool out"
     return None
 
 
@@ -163,9 +160,7 @@ def called(
 
 def python(code: str) -> str:
     """Run Python code and return its output."""
-    if not model_code.available():
-        raise SystemExit("the tool python runs code of the model and needs a sandbox; set [reward_pool] sandbox")
-    return model_code.run(code, _PYTHON_S, _LONGEST)
+    return bubblewrap.run(code, _PYTHON_S, _LONGEST)
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:

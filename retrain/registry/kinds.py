@@ -77,7 +77,7 @@ engine = _Kind(
 )
 filter = _Kind(
     "filter",
-    _traits.FilterTraits,
+    _traits.Traits,
     "Rows to train on: columns -> [N] bool, the same for a whole group.",
     ("algorithm", "filter"),
     **_CREDIT,

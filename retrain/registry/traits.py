@@ -103,8 +103,6 @@ class RewardTraits(Traits):
     Attributes:
         correctness: the score measures correctness. The first such reward that does not return None
             determines the accuracy.
-        graded: the reward measures correctness by degrees, which a reader of `correct` alone loses.
-        network: the reward needs the network, so it runs outside the sandbox.
         timeout_s: timeout of a call in seconds; None for the timeout of the pool.
         answers: function from a reference answer to the reason why the reward cannot use it, or "".
         problems: function from the reward's parameters and `Problem.facts` to the reason why the reward cannot score
@@ -114,8 +112,6 @@ class RewardTraits(Traits):
     """
 
     correctness: bool = True
-    graded: bool = False
-    network: bool = False
     timeout_s: float | None = None
     answers: Callable[[str], str] | None = None
     problems: Callable[[Mapping[str, Any], Mapping[str, Any]], str] | None = None
@@ -158,33 +154,14 @@ class EngineTraits(Traits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilterTraits(Traits):
-    """Traits of a filter.
-
-    Attributes:
-        drops: the filter can drop groups.
-    """
-
-    drops: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class AdvantageTraits(Traits):
     """Traits of an advantage.
 
     Attributes:
-        success_rate: it divides by the group's mean reward, interpreted as a success rate.
-        unit_variance: it divides by a standard deviation; or the name of the boolean parameter that enables it.
-        batch_statistics: it uses statistics of the whole batch.
-        mean_matters: the mean of its result carries information, which centring would remove.
         group_of_one: it is defined for a group with one completion.
         least_rewards: fewest columns of `reward_parts` with which it differs from other advantages.
     """
 
-    success_rate: bool = False
-    unit_variance: bool | str = False
-    batch_statistics: bool = False
-    mean_matters: bool = False
     group_of_one: bool = False
     least_rewards: int = 1
 
@@ -198,25 +175,13 @@ class TransformTraits(Traits):
         correction: it corrects for the difference between the sampler and the trainer.
         drops_only: it is a correction that masks tokens without weighting them, so it can be
             combined with one that weights.
-        unit_variance: see `AdvantageTraits`.
-        mean_matters: see `AdvantageTraits`.
         group_of_one: see `AdvantageTraits`.
-        wants_unit_variance: its bounds are in standard deviations of the advantages that it reads.
-        beyond_rewards: it gives nonzero advantages to groups whose rewards are all equal.
-        imitates: it pulls the policy towards another model.
-        returns: its results are returns minus values, usually followed by `whiten`.
     """
 
     writes: str = "advantages"
     correction: bool = False
     drops_only: bool = False
-    unit_variance: bool | str = False
-    mean_matters: bool = False
     group_of_one: bool = False
-    wants_unit_variance: bool = False
-    beyond_rewards: bool = False
-    imitates: bool = False
-    returns: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,13 +192,11 @@ class LossTraits(Traits):
         weight: default of the parameter `weight`; a term with weight 0 is not computed.
         source: rows that the term trains on: sampled by the policy, or expert demonstrations.
         vanishes: the term is 0 where advantages are 0.
-        trust_region: the term limits the distance from `old_logprobs`; inactive in a batch's first update.
     """
 
     weight: float = 1.0
     source: Literal["policy", "expert"] = "policy"
     vanishes: bool = False
-    trust_region: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,12 +209,10 @@ class SignalTraits(Traits):
             parameters to them: "frozen" (the initial policy, one copy for all signals), "trained" or
             "averaged" (its own copy of the policy), "policy" (another forward pass of the policy), or the
             path of another model, frozen in bfloat16.
-        judges: the signal measures the quality of a completion.
     """
 
     stored: str = ""
     models: tuple[str, ...] | Callable[[Mapping[str, Any]], tuple[str, ...]] = ()
-    judges: bool = True
 
     def held(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         """Return `models` for a signal with these parameters."""

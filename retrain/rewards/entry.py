@@ -16,19 +16,12 @@ class Entry(NamedTuple):
         weight: its weight in the sum; a reward of weight 0 is only recorded.
         timeout_s: time limit of one call in seconds; a call may score a whole batch. None uses that of the pool.
         concurrency: number of completions, or of groups, that a coroutine function scores concurrently.
-        network: True if the reward runs outside the sandbox.
     """
 
     bound: Bound
     weight: float
     timeout_s: float | None = None
     concurrency: int = 16
-    network: bool = False
-
-    @property
-    def outside(self) -> bool:
-        """True if the reward runs outside the sandbox, because of its entry or of its trait `network`."""
-        return self.network or reward.traits_of(self.bound.component).network
 
     def seconds(self, pool: float) -> float:
         """Return the time limit of a call: the entry's, else the trait `timeout_s`, else the pool's."""

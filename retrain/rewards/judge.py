@@ -24,8 +24,6 @@ _OUT_OF = re.compile(r"(?i)(?:/|out\s+of)\s*(\d+)[*_.\s]*\Z")
 
 @reward(
     "judge",
-    graded=True,
-    network=True,
     timeout_s=180.0,
     check=check_for("completion"),
     problems=unfit_for("completion"),

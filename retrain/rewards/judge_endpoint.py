@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 class JudgeEndpoint:
     """Parameters of a judge, and requests to it.
 
-    Equal questions are sent once. A request whose answer is invalid is repeated. The reward runs outside the sandbox.
+    Equal questions are sent once. A request whose answer is invalid is repeated.
     The judge reads text of the model that it grades, so training may learn to exploit it.
 
     Args:

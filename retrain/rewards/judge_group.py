@@ -39,8 +39,6 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 @reward(
     "judge_group",
     correctness=False,
-    graded=True,
-    network=True,
     timeout_s=180.0,
     check=_check,
     problems=unfit_for("completions"),

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from retrain.errors import ComponentError, UserCodeError
+from retrain.errors import UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.registry import Bound, reward
 from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
 from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
 from retrain.system import event_loop
-from retrain.system.files import expanded
-from retrain.system.sandbox import missing
 from retrain.system.worker_pool import CallLost, WorkerPool
-from retrain.system.worker_process import Containment, WorkerSpec
+from retrain.system.worker_process import WorkerSpec
 from retrain.types import Score, is_reward
 
 _logger = logging.getLogger(__name__)
 
-_LOOSEN = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
 _GRACE_S = 5.0
 """Additional seconds before a worker with coroutines is killed, because it enforces their time limit itself."""
 _INVALID = "it sent an invalid answer"
@@ -38,32 +33,28 @@ _RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
 class RewardPool:
     """Pool of worker processes that scores completions with a weighted sum of rewards.
 
-    Every call has a time limit. A worker runs in a sandbox (`retrain.system.sandbox`) with a memory
-    limit and few environment variables. It ends with the process that created the pool.
+    Every call has a time limit, and every worker a memory limit and few environment variables. It ends
+    with the process that created the pool.
     Loading the rewards does not count towards the time limit of the first call. The remaining calls
     of a killed worker go to another worker.
 
     Args:
-        rewards: fields of an `Entry` for each reward. Rewards with the same time limit, network access
-            and kind of function (coroutine or not) share workers.
+        rewards: fields of an `Entry` for each reward. Rewards with the same time limit and
+            kind of function (coroutine or not) share workers.
         workers: number of worker processes for each such set of rewards; coroutine functions use at
             most one. 0 calls the rewards in this process, without protection.
         timeout_s: default time limit of one call, in seconds.
         memory_mb: memory limit of a worker in MB; 0 for no limit.
         max_failed: share of the completions of a `score` call that may fail.
-        sandbox: "auto" uses the sandbox if this machine supports it; "require" raises if it does not;
-            "off" disables it.
         env: names of environment variables that the workers get, in addition to those named by
             parameters `*_env` of the rewards.
-        readable: paths that workers can read although the sandbox hides their directory.
         search_paths: directories that are searched for modules, after the current directory.
         log: file for what the workers print; "" discards it.
         ranks: process group. Rank 0 computes the scores and broadcasts them, because a time limit may
             give each rank other scores.
 
     Raises:
-        ComponentError: a reward cannot be loaded, or reads a field that does not exist; or the sandbox
-            is required and unavailable.
+        ComponentError: a reward cannot be loaded, or reads a field that does not exist.
         UserCodeError: the module of a reward raises, hangs, or ends the worker that loads it.
     """
 
@@ -75,9 +66,7 @@ class RewardPool:
         timeout_s: float = 10.0,
         memory_mb: int = 2048,
         max_failed: float = 0.5,
-        sandbox: Literal["auto", "require", "off"] = "auto",
         env: Sequence[str] = (),
-        readable: Sequence[str] = (),
         search_paths: Sequence[str | Path] = (),
         log: str = "",
         ranks: Ranks = ALONE,
@@ -95,19 +84,16 @@ class RewardPool:
         self._max_failed = max_failed
         self._reported: set[str] = set()
         paths = tuple(str(path) for path in search_paths)
-        self._sandboxed = workers > 0 and _sandboxed(sandbox)
-        shared: dict[tuple[float, bool, bool], list[int]] = {}
+        shared: dict[tuple[float, bool], list[int]] = {}
         for number, (one, form) in enumerate(zip(entries, self._forms, strict=True)):
-            shared.setdefault((one.seconds(timeout_s), one.outside, form.is_async), []).append(number)
+            shared.setdefault((one.seconds(timeout_s), form.is_async), []).append(number)
         self._worker_groups: list[tuple[list[int], _RewardWorkers]] = []
-        for (seconds, outside, is_async), numbers in shared.items():
+        for (seconds, is_async), numbers in shared.items():
             some = [entries[number].bound for number in numbers]
             targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
-            shown = tuple(str(expanded(path)) for path in (*readable, *paths, *_module_folders(some)))
-            containment = Containment(memory_mb, self._sandboxed and not outside, shown)
             size = min(workers, 1) if is_async else workers  # a judge limits its request rate within one event loop
             settings = Settings(targets, paths, seconds, is_async)
-            group = _RewardWorkers(settings, containment, [*env, *_variables(some)], size, log)
+            group = _RewardWorkers(settings, memory_mb, [*env, *_variables(some)], size, log)
             self._worker_groups.append((numbers, group))
         self._ranks = ranks
         self._score_all([])  # load all rewards now, so that errors appear before the first step
@@ -222,12 +208,10 @@ class RewardPool:
             return
         first = failed[0]
         trace = next((result.trace for result in results[first] if result.trace), "")
-        hint = f" ({_LOOSEN})" if self._sandboxed else ""
         sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
         raise UserCodeError(
             f"{len(failed)} of {len(items)} completions could not be scored, more than [reward_pool] max_failed = "
-            f"{self._max_failed:g} allows; the first: {scores[first].detail}; fix the reward, or raise the limit"
-            f"{hint}\n"
+            f"{self._max_failed:g} allows; the first: {scores[first].detail}; fix the reward, or raise the limit\n"
             f"sample: completion {sample['completion']!r}, answer {sample['answer']!r}\n{trace}"
         )
 
@@ -237,22 +221,21 @@ class _RewardWorkers:
 
     Args:
         settings: the rewards, and the time limit of one call.
-        containment: restrictions of the workers.
+        memory_mb: memory limit of a worker in MB; 0 for no limit.
         env: names of environment variables that the workers get in addition to the default ones.
         size: number of workers; 0 calls the rewards in the calling thread, without protection.
         log: file for what the workers print.
     """
 
-    def __init__(self, settings: Settings, containment: Containment, env: Sequence[str], size: int, log: str) -> None:
+    def __init__(self, settings: Settings, memory_mb: int, env: Sequence[str], size: int, log: str) -> None:
         self._settings = settings
         spec = WorkerSpec(
             what="a reward",
             module="retrain.rewards.worker",
             hello=tuple(settings),
-            containment=containment,
+            memory_mb=memory_mb,
             seconds=settings.timeout_s + (_GRACE_S if settings.is_async else 0.0),
             variables=env,
-            hint=f" ({_LOOSEN})" if containment.sandboxed else "",
             log=log,
         )
         self._workers = WorkerPool(spec, size) if size else None
@@ -326,27 +309,6 @@ def _parse_result(answer: Any, name: str) -> RewardResult:
             raise ValueError(_INVALID)
 
 
-def _sandboxed(wanted: Literal["auto", "require", "off"]) -> bool:
-    """Return True if workers run in a sandbox; raise ComponentError if it is required and unavailable."""
-    if wanted == "off" or not (reason := missing()):
-        return wanted != "off"
-    if wanted == "require":
-        raise ComponentError(f"the sandbox for rewards is unavailable: {reason}", 'use sandbox = "auto"')
-    _warn_unprotected(reason)
-    return False
-
-
-@cache
-def _warn_unprotected(reason: str) -> None:
-    _logger.warning("rewards run without a sandbox, because it is unavailable: %s", reason)
-
-
 def _variables(rewards: Sequence[Bound]) -> list[str]:
     """Return the names of environment variables that are values of parameters `*_env` of the rewards."""
     return [str(bound.params[key]) for bound in rewards for key in bound.params if key.endswith("_env")]
-
-
-def _module_folders(rewards: Sequence[Bound]) -> list[str]:
-    """Return the folders of the rewards' modules, which may not be on the search path."""
-    modules = [sys.modules.get(bound.component.target.__module__.partition(".")[0]) for bound in rewards]
-    return [str(Path(file).parent) for module in modules if (file := getattr(module, "__file__", None))]

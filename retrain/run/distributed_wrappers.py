@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from retrain.engines.delegating import DelegatingSampler
 from retrain.errors import ComponentError, UserCodeError
 from retrain.protocols import Ranks, Sampler
 from retrain.registry import engine as engine_kind
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SharedSampler(Sampler):
+class SharedSampler(DelegatingSampler):
     """An engine in the process of every rank; each samples its share of the requests.
 
     The random draws of a request do not depend on the other requests of a call, so the completions
@@ -32,9 +32,11 @@ class SharedSampler(Sampler):
     """
 
     def __init__(self, engine: Sampler, ranks: Ranks) -> None:
-        self._engine, self._ranks = engine, ranks.rollouts
-        self.tolerance, self.max_model_len = engine.tolerance, engine.max_model_len
-        self.takes_adapters = engine.takes_adapters
+        super().__init__(engine)
+        self._ranks = ranks.rollouts
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        return self._ranks.on_each_rank(call)[self._ranks.rank]
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         rank, size = self._ranks.rank, self._ranks.size
@@ -56,23 +58,11 @@ class SharedSampler(Sampler):
 
         return self._ranks.on_rank0(playing)
 
-    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self._ranks.on_each_rank(lambda: self._engine.load_weights(weights, version))
-
-    def load_adapter(self, folder: Path, version: int) -> None:
-        self._ranks.on_each_rank(lambda: self._engine.load_adapter(folder, version))
-
     def describe(self) -> str:
         return f"{self._engine.describe()}, on each of {self._ranks.size} ranks"
 
     def metrics(self) -> Metrics:
         return self._ranks.on_rank0(self._engine.metrics)
-
-    def request_stop(self) -> None:
-        self._engine.request_stop()
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 class _Leading(SharedSampler):
@@ -83,7 +73,7 @@ class _Leading(SharedSampler):
         return super().sample(requests, sampling)
 
 
-class RemoteSampler(Sampler):
+class RemoteSampler(DelegatingSampler):
     """A remote engine, which only rank 0 is connected to.
 
     Args:
@@ -92,20 +82,12 @@ class RemoteSampler(Sampler):
 
     def __init__(self, build: Callable[[], Sampler], ranks: Ranks) -> None:
         self._ranks = ranks.rollouts
-        self._built = self._ranks.only_on_rank0(build)
-        facts = self._ranks.on_rank0(
-            lambda: (self._engine.tolerance, self._engine.takes_adapters, self._engine.describe())
-        )
+        engine = self._engine = cast("Sampler", self._ranks.only_on_rank0(build))  # None on the other ranks
+        facts = self._ranks.on_rank0(lambda: (engine.tolerance, engine.takes_adapters, engine.describe()))
         self.tolerance, self.takes_adapters, self._text = facts
 
-    @property
-    def _engine(self) -> Sampler:
-        """The engine; only rank 0 has one."""
-        assert self._built is not None
-        return self._built
-
-    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        return self._ranks.on_rank0(lambda: self._engine.sample(requests, sampling))
+    def _guarded(self, call: Callable[[], T]) -> T:
+        return self._ranks.on_rank0(call)
 
     def run_on_rank0(self, play: Callable[[Sampler], T]) -> T:
         return self._ranks.on_rank0(lambda: play(self._engine))
@@ -130,9 +112,6 @@ class RemoteSampler(Sampler):
 
         self._ranks.on_rank0(load)
 
-    def load_adapter(self, folder: Path, version: int) -> None:
-        self._ranks.on_rank0(lambda: self._engine.load_adapter(folder, version))
-
     def describe(self) -> str:
         return self._text
 
@@ -140,12 +119,12 @@ class RemoteSampler(Sampler):
         return self._ranks.on_rank0(lambda: self._engine.metrics())
 
     def request_stop(self) -> None:
-        if self._built is not None:
-            self._built.request_stop()
+        if self._ranks.rank == 0:
+            super().request_stop()
 
     def close(self) -> None:
-        if self._built is not None:
-            self._built.close()
+        if self._ranks.rank == 0:
+            super().close()
 
 
 class StructureOnly:

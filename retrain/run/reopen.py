@@ -19,7 +19,7 @@ from retrain.registry.foreign_code import FIX, refused
 from retrain.run.run_context import RunContext, SamplingContext, TrainState
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import CONFIG, RunDirectory
-from retrain.storage.run_files import read_rows, understood
+from retrain.storage.run_files import read_rows, understood, with_current_keys
 from retrain.system.files import plain_files
 from retrain.system.records import read_json
 from retrain.types import Observer, State
@@ -184,6 +184,7 @@ def stored(run: Path, overrides: Sequence[str], final: bool, *, trust: bool = Fa
     with understood(file):
         if final:
             _start_from_final(run / "model", data)
+        data = with_current_keys(data)
         data["logging"] = data.get("logging", {}) | {"trackers": []}
     document = Document(str(file), data=data)
     chosen = [path for path in map(document.override, overrides) if path]

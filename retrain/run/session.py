@@ -26,7 +26,7 @@ from retrain.run.stop_signal import Stop, StopCondition
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
-from retrain.storage.run_files import config_changes, flatten, read_rows, understood
+from retrain.storage.run_files import config_changes, flatten, read_rows, understood, with_current_keys
 from retrain.system.masking import masked
 from retrain.system.process import launched
 from retrain.types import Observer, State
@@ -201,6 +201,7 @@ def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) ->
     Args:
         run: directory of the earlier run, from which nothing is imported.
     """
+    old = with_current_keys(old)
     known = dict(flatten(masked(old)))
     document, current = (_document({**one, "plugins": new["plugins"]}) for one in (old, new))
     if not {*in_sections(document)} <= {*in_sections(current)}:

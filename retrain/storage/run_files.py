@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -26,9 +27,7 @@ _ALWAYS_CHANGEABLE = (
     "rollout.in_flight",
     "eval.store",
     "components.tracker",
-    "reward_pool.sandbox",
     "reward_pool.env",
-    "reward_pool.readable",
 )
 """Configuration keys that may change when a run is resumed: they affect the weights by timing alone, or not at all."""
 _Integer = Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)]
@@ -129,6 +128,17 @@ def parse_row(line: bytes, path: Path, number: int, schema: TypeAdapter[Any] | N
         return checked(schema or (_ROLLOUT_ROW if path.suffix == ".gz" else _METRICS_ROW), parse_json(line))
     except ValueError as error:
         raise damaged(f"{path}:{number}", error) from error
+
+
+def with_current_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration without the keys of the former sandbox of rewards."""
+    found = copy.deepcopy(dict(config))
+    for key in ("sandbox", "readable"):
+        found.get("reward_pool", {}).pop(key, None)
+    for entry in (found, *found.get("eval", {}).get("sets", ())):
+        for reward in entry.get("rewards") or ():
+            reward.pop("network", None)
+    return found
 
 
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:

@@ -23,31 +23,15 @@ from dataclasses import dataclass
 from functools import cache, partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from retrain.system import sandbox
 from retrain.system.process import end, follower
 
-_PR_SET_DUMPABLE = 4
 _MAX_LOG = 1_000_000
+_LIBRARIES = 8 << 30
+"""Bytes of address space for mapped files, beside the memory limit. Importing a CUDA build of torch takes 3 GB."""
 _ALLOWED_VARIABLES = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
-
-
-class Containment(NamedTuple):
-    """Restrictions of a worker.
-
-    Attributes:
-        memory_mb: memory limit of each of its processes; 0 for no limit.
-        sandboxed: run the worker in a `sandbox`.
-        readable: paths that it can read although the sandbox hides their directory. Its modules are always readable.
-        runs_code: the worker may run code written by the model (see `model_code`).
-    """
-
-    memory_mb: int
-    sandboxed: bool
-    readable: tuple[str, ...] = ()
-    runs_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +42,7 @@ class WorkerSpec:
         what: name of the worker's task for errors, such as "a reward".
         module: run as `python -m module`; it calls `serve`.
         hello: body of the first call, with the data that the worker needs to get ready.
-        containment: restrictions of the worker.
+        memory_mb: memory limit of each of its processes; 0 for no limit.
         seconds: time limit of every later call.
         variables: names of environment variables that the worker gets in addition to the default ones.
         python: path of another interpreter, which imports this package and otherwise only its own packages; None uses
@@ -71,7 +55,7 @@ class WorkerSpec:
     what: str
     module: str
     hello: Any
-    containment: Containment
+    memory_mb: int
     seconds: float
     variables: Sequence[str] = ()
     python: str | None = None
@@ -112,10 +96,7 @@ class WorkerProcess:
         """Return the worker's exit code or the name of the signal that killed it, for an error message."""
         if (code := self.process.poll()) is None:
             return "it closed its pipe"
-        # A sandboxed worker killed by a signal exits with 128 + its number, as in a shell.
-        number = -code if code < 0 else code - 128
-        known = number in {one.value for one in signal.Signals}
-        return f"killed by {signal.Signals(number).name}" if known else f"exit code {code}"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def start_worker(spec: WorkerSpec) -> Future[WorkerProcess]:
@@ -136,8 +117,8 @@ def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> No
     pipe = socket.socket(fileno=int(sys.argv[1]))
     pipe.set_inheritable(False)  # programs that the worker starts must not write to the pipe
     calls = pipe.makefile("rb")
-    containment, hello = pickle.load(calls)  # noqa: S301 - from the parent
-    _contain(Containment(*containment))
+    memory_mb, hello = pickle.load(calls)  # noqa: S301 - from the parent
+    _limit_memory(memory_mb)
     send = _sender(pipe)
     answer, function = start(hello)
     send(0, answer)
@@ -202,30 +183,13 @@ def limit(kind: int, value: int) -> None:
         resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
-def _contain(containment: Containment) -> None:
-    """Apply the restrictions to this process."""
+def _limit_memory(memory_mb: int) -> None:
+    """Limit the memory of this process, and write no core file if it exceeds the limit."""
     limit(resource.RLIMIT_CORE, 0)
-    if containment.runs_code:
-        from retrain.system.model_code import start_outer_launcher  # not needed by workers of rewards
-
-        start_outer_launcher(containment.memory_mb)
-    if containment.sandboxed:
-        readable = [*containment.readable, *filter(None, sys.path), sys.prefix, sys.base_prefix]
-        sandbox.enter(readable, partial(_before_dropping, containment))
-        # Other processes must not read its memory, which contains reference answers.
-        sandbox.call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
-    if containment.memory_mb:
-        limit(resource.RLIMIT_DATA, containment.memory_mb << 20)
+    if memory_mb:
+        limit(resource.RLIMIT_DATA, memory_mb << 20)
         # RLIMIT_DATA does not count shared memory, which RLIMIT_AS does. RLIMIT_AS also counts libraries.
-        limit(resource.RLIMIT_AS, (containment.memory_mb << 20) + sandbox.LIBRARIES)
-
-
-def _before_dropping(containment: Containment) -> None:
-    """Run the steps that need privileges which a sandboxed process gives up."""
-    if containment.runs_code:
-        from retrain.system.model_code import start_launcher  # not needed by workers of rewards
-
-        start_launcher(containment.memory_mb)
+        limit(resource.RLIMIT_AS, (memory_mb << 20) + _LIBRARIES)
 
 
 def _command(module: str, python: str | None) -> list[str]:

@@ -19,7 +19,7 @@ _SAMPLE = 1 << 16
 """Number of values of a weight that `sample_digest` aims at."""
 
 
-@signal("ref_logprobs", models=("frozen",), judges=False)
+@signal("ref_logprobs", models=("frozen",))
 class ReferenceLogprobs(StatefulComponent):
     """Log-prob of each response token under the initial weights, [N, T] in nats, 0 outside response_mask.
 

@@ -208,8 +208,7 @@ def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monk
     moved = folder / "elsewhere" / "moved"
     moved.parent.mkdir()
     run.rename(moved)
-    assert cli("eval", str(moved), "--json").exit_code == 2, "it runs rewards without a sandbox"
-    assert cli("eval", str(moved), "--json", "--trust").stdout == before
+    assert cli("eval", str(moved), "--json").stdout == before
     assert cli("export", str(moved), "out").exit_code == 0
     monkeypatch.chdir(moved)
     for adapter in (moved / "model" / "adapter", folder / "out" / "adapter"):

@@ -6,7 +6,7 @@ import pytest
 
 from retrain.config.load import load
 from retrain.errors import ConfigError, UserCodeError
-from retrain.system.sandbox import missing
+from retrain.system.bubblewrap import missing
 
 HEAD = '[task]\nname = "sums"\n[environment]\nname = "{}"\n'
 MINE = """
@@ -84,25 +84,25 @@ def test_every_path_and_every_entry_is_looked_at(loaded):
 
 
 @pytest.mark.parametrize(
-    ("override", "problem", "fix"),
-    [
-        ("environment.workers=0", "runs it in the trainer itself", "set [environment] workers = 1"),
-        ('reward_pool.sandbox="off"', "leaves it without protection", 'set [reward_pool] sandbox = "auto"'),
-    ],
-)
-@pytest.mark.parametrize(
     "path", ["retrain.environments.tools.python", "retrain.environments.tools:python", "my_own_tools.python"]
 )
-def test_code_of_the_model_is_not_run_without_a_sandbox(loaded, path, override, problem, fix):
+def test_code_of_the_model_is_not_run_where_nothing_contains_it(loaded, monkeypatch, path):
     tool = f'[tools]\nfunctions = ["{path}"]\n'
-    with pytest.raises(ConfigError, match="the tool python runs code of the model") as caught:
-        loaded("tools", tool, override)
-    (found,) = caught.value.problems
-    assert found.key == "[tools] functions[0]"
-    assert problem in found.problem
-    assert found.fix == fix
+
+    def refused(*overrides):
+        with pytest.raises(ConfigError, match="the tool python runs code of the model") as caught:
+            loaded("tools", tool, *overrides)
+        (found,) = caught.value.problems
+        assert found.key == "[tools] functions[0]"
+        return found.problem, found.fix
+
+    assert refused("environment.workers=0")[1] == "set [environment] workers = 1"
     if not missing():
         loaded("tools", tool)
+    monkeypatch.setenv("PATH", "/nowhere")
+    problem, fix = refused()
+    assert "bubblewrap (the program bwrap) is not installed" in problem
+    assert fix.startswith("apt-get install bubblewrap")
 
 
 def test_paths_for_another_interpreter_are_not_imported_here(loaded):

@@ -50,6 +50,13 @@ def test_the_learning_rate_and_where_it_comes_from_are_named(tmp_path):
 
 
 @pytest.mark.slow
+def test_keys_that_nothing_reads_are_listed(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(SERVERS)
+    assert explain(load(file, ["rollout.engine=torch"]))["keys_that_nothing_reads"] == ["[vllm] urls"]
+    assert facts(tmp_path, "")["keys_that_nothing_reads"] == []
+
+
 def test_an_episode_of_the_environment_is_played(tmp_path):
     game = '[task]\nname = "numbers"\n[environment]\nname = "{}"\nmax_turns = 2\n'
     prompt, *said = facts(tmp_path, game.format("guess"))["episode"]

@@ -17,8 +17,6 @@ from retrain.environments.env_pool import EnvPool, Launch
 from retrain.environments.env_process import Hello
 from retrain.errors import ComponentError, UserCodeError
 from retrain.system import event_loop
-from retrain.system.sandbox import missing
-from retrain.system.worker_process import Containment
 from tests.waiting import alive, descendants, until
 
 HERE = Path(__file__).parent
@@ -29,7 +27,7 @@ LIMIT_S = 4.0
 def pool(name="faulty", timeout_s=600.0, in_processes=True, python=None, memory_mb=2048, threads=1, **params):
     target = f"misbehaving_worlds.{name}"
     hello = Hello(target, target, params, (str(HERE),), timeout_s, Limits(8, 16, 64, 64))
-    launch = Launch({"": hello}, Containment(memory_mb, not missing(), (str(HERE),)), (), python, in_processes, threads)
+    launch = Launch({"": hello}, memory_mb, (), python, in_processes, threads)
     return EnvPool(launch).start()
 
 
@@ -233,7 +231,7 @@ def test_a_module_that_breaks_its_worker_is_an_error_of_the_user(tmp_path):
     (tmp_path / "breaks_at_once.py").write_text("import os\nos._exit(4)\n")
     hello = Hello("x", "breaks_at_once.game", {}, (str(tmp_path),), 600.0, Limits(1, 1, 1, 1))
     with pytest.raises(UserCodeError, match="ended the process that loaded it"):
-        EnvPool(Launch({"": hello}, Containment(0, False))).start()
+        EnvPool(Launch({"": hello}, 0)).start()
 
 
 def test_another_interpreter_needs_the_standard_library_only(quiet, tmp_path):
@@ -243,7 +241,7 @@ def test_another_interpreter_needs_the_standard_library_only(quiet, tmp_path):
     envs.close()
     hello = Hello("x", "retrain.registry.find", {}, (), 600.0, Limits(1, 1, 1, 1))
     with pytest.raises(UserCodeError, match="No module named 'pydantic'"):
-        EnvPool(Launch({"": hello}, Containment(0, False), (), str(tmp_path / "bare/bin/python"))).start()
+        EnvPool(Launch({"": hello}, 0, (), str(tmp_path / "bare/bin/python"))).start()
 
 
 def test_a_state_is_named_by_the_environment_or_by_what_it_says():

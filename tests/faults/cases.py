@@ -116,11 +116,8 @@ CASES: dict[int, Case] = {
               f"{LOOP}::test_too_many_failed_scores_are_the_users_error"),
     23: _case("reward that prints without end", "nowhere in the logs or metrics",
               f"{POOL}::test_printing_ctrl_c_and_booleans_are_harmless"),
-    24: _case("reward tries network, processes, $HOME", "blocked, bounded, or refused without a sandbox",
-             f"{POOL}::test_a_sandboxed_reward_reaches_nothing_outside",
-             f"{POOL}::test_whatever_a_reward_starts_is_bounded_and_ends_with_its_worker",
-             f"{POOL}::test_no_sandbox_is_refused_or_told",
-             "system/test_sandbox.py::test_no_network_no_writing_no_processes_of_others_no_way_out"),
+    24: _case("a score is interrupted while its reward has started processes", "they end with the worker",
+              f"{POOL}::test_an_interrupted_score_leaves_nothing_behind_not_even_what_a_reward_has_started"),
     25: _case("model text that is a program", "no built-in reward executes it",
               "rewards/test_boxed_math.py::test_model_text_is_never_executed"),
     26: _case("typing mistakes in the TOML", "exit 2, line and column, a fix, all at once, no torch",
@@ -178,7 +175,7 @@ CASES: dict[int, Case] = {
 }  # fmt: skip
 
 
-CODE, OPENED, TEXT = "environments/test_model_code.py", "run/test_foreign_runs.py", "report/test_text_from_outside.py"
+CODE, OPENED, TEXT = "system/test_bubblewrap.py", "run/test_foreign_runs.py", "report/test_text_from_outside.py"
 JUDGE, SHARED, MASKING = "rewards/test_judge.py", "fuzz/test_shared_state.py", "system/test_masking.py"
 NUMBERS, BOXED, GUARD = "functional/test_numbers.py", "rewards/test_boxed_math.py", "tracking/test_tracker_guard.py"
 LOADING = "training/model/test_loading.py"
@@ -220,9 +217,8 @@ TRUST: dict[str, Case] = {
                  f"{CODE}::test_sockets_are_out_of_reach", f"{CODE}::test_a_privilege_cannot_be_had",
                  f"{CODE}::test_memory_and_processes_are_limited"),
     "T11": _case("a machine or a configuration that cannot contain it", "validate refuses the tool",
-                 f"{CODE}::test_a_machine_without_namespaces_has_no_method",
-                 f"{CODE}::test_the_method_is_bubblewrap_where_it_works",
-                 "config/test_environment_checks.py::test_code_of_the_model_is_not_run_without_a_sandbox"),
+                 f"{CODE}::test_a_machine_without_bubblewrap_is_named_with_the_fix",
+                 "config/test_environment_checks.py::test_code_of_the_model_is_not_run_where_nothing_contains_it"),
     "T12": _case("answers that are not one number; completions that hedge", "refused; scored as documented",
                  f"{NUMBERS}::test_a_row_of_the_table", f"{NUMBERS}::test_numbers_are_those_of_fractions",
                  f"{NUMBERS}::test_what_is_no_number_is_never_one"),

@@ -5,14 +5,12 @@ import importlib
 import mmap
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from decimal import Decimal
-from pathlib import Path
 
 import retrain
 
@@ -136,29 +134,6 @@ def _fork_and_raise():
     return 1.0
 
 
-def _bomb():
-    while True:
-        if os.fork() == 0:
-            time.sleep(6000)
-
-
-def _deserter():
-    subprocess.Popen(["sleep", "6000"], start_new_session=True)
-    return 1.0
-
-
-def _blocked(action):
-    try:
-        action()
-    except OSError:
-        return 1.0
-    return 0.0
-
-
-def _connect():
-    socket.create_connection(("127.0.0.1", int(os.environ["PORT"])), 10).close()
-
-
 ACTIONS = {
     "fork": lambda: 1.0 if os.fork() else 0.0,
     "fork_and_raise": _fork_and_raise,
@@ -167,14 +142,6 @@ ACTIONS = {
     "forged_nan": lambda: _on_pipes(b'[1, [["ok", NaN, {}, "", ""]]]\n'),
     "forged_shape": lambda: _on_pipes(b'[1, [["ok", 1.0, {}, "", "", 5]]]\n'),
     "ahead": lambda: _on_pipes(b'[2, [["ok", 1.0, {}, "", ""]]]\n'),
-    "bomb": _bomb,
-    "deserter": _deserter,
-    "network": lambda: _blocked(_connect),
-    "home": lambda: _blocked(lambda: Path("~/canary").expanduser().read_text()),
-    "parent": lambda: _blocked(lambda: Path(f"/proc/{os.getppid()}/environ").read_text()),
-    "outside": lambda: _blocked(lambda: Path("/etc/retrain-canary").write_text("")),
-    "beside": lambda: _blocked(lambda: Path(__file__).with_name("canary").write_text("")),
-    "temporary": lambda: float(Path(tempfile.mkdtemp(), "x").write_text("x")),
     "hang": _hang,
     "freeze": _freeze,
     "power": lambda: 9**9**9**9,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ import pytest
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound, find
 from retrain.rewards.pool import RewardPool
-from retrain.system.sandbox import PROCESSES, missing
 from tests.waiting import alive, descendants, until
 
 HERE = Path(__file__).parent
@@ -56,7 +53,7 @@ def pool(*rewards, **settings):
 
 
 def innermost(scorer):
-    """The process in which the first worker's rewards run: that of the sandbox, as it is known out here."""
+    """The process of the worker that was started last."""
     return [pid for pid in descendants(os.getpid()) if alive(pid)][-1]
 
 
@@ -108,10 +105,9 @@ def test_printing_ctrl_c_and_booleans_are_harmless(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("sandbox", ["auto", "off"])
-def test_what_a_reward_prints_is_in_a_log_of_limited_size(tmp_path, sandbox):
+def test_what_a_reward_prints_is_in_a_log_of_limited_size(tmp_path):
     log = tmp_path / "rewards.log"
-    with pool(bound("by_text"), log=str(log), sandbox=sandbox) as scorer:
+    with pool(bound("by_text"), log=str(log)) as scorer:
         scorer.score(items("print", "print"))
         assert log.stat().st_size < 2 * 1_000_000
         scorer.score(items("print a line", "die after a line"))
@@ -130,9 +126,8 @@ def test_a_hang_is_killed_and_costs_its_own_item_only():
     assert [score.value for score in (right, wrong, last)] == [3.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("sandbox", ["auto", "off"])
-def test_an_idle_worker_that_dies_is_replaced(sandbox):
-    with pool(bound("by_text"), sandbox=sandbox) as scorer:
+def test_an_idle_worker_that_dies_is_replaced():
+    with pool(bound("by_text")) as scorer:
         assert scorer.score(items("right"))[0].value == 1.0
         first = innermost(scorer)
         os.kill(first, signal.SIGKILL)
@@ -352,66 +347,6 @@ def test_what_a_reward_writes_on_the_pipe_is_taken_for_no_other_completion(compl
     assert [score.value for score in (*rest, *again)] == [1.0, 0.0, 1.0, 0.0, 1.0]
 
 
-sandboxed = pytest.mark.skipif(bool(missing()), reason=f"no sandbox here: {missing()}")
-
-
-@sandboxed
-def test_a_sandboxed_reward_reaches_nothing_outside(monkeypatch, tmp_path):
-    (tmp_path / "canary").write_text("private")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    attempts = ["network", "home", "parent", "outside", "beside", "temporary"]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("PORT", str(server.getsockname()[1]))
-        with pool(bound("by_text"), sandbox="require", env=["PORT"]) as scorer:
-            assert {n: s.value for n, s in zip(attempts, scorer.score(items(*attempts)), strict=True)} == dict.fromkeys(
-                attempts, 1.0
-            )
-        with pool(bound("by_text"), (bound("by_text"), 1.0, None, 1, True), env=["PORT"]) as scorer:
-            inside, outside = scorer.score(items("network"))[0].parts.values()
-            assert (inside, outside) == (1.0, 0.0), "network = true lets one reward out, and no other"
-        with pool(bound("by_text"), sandbox="off", env=["PORT"]) as scorer:
-            real = [score.value for score in scorer.score(items("network", "home", "parent"))]
-            assert real == [0.0, 0.0, 0.0], "the attempts are real ones"
-
-
-@pytest.mark.slow
-@sandboxed
-@pytest.mark.parametrize("completion", ["bomb", "deserter"])
-def test_whatever_a_reward_starts_is_bounded_and_ends_with_its_worker(completion):
-    if completion == "bomb" and os.geteuid() == 0 and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 14):
-        pytest.skip("root is bounded since Linux 6.14")
-    with pool(bound("by_text")) as scorer:
-        scorer.score(items("right"))
-        namespace = os.readlink(f"/proc/{innermost(scorer)}/ns/pid")
-        score = scorer.score(items(completion))[0]
-        if completion == "bomb":
-            assert (score.status, score.value) == ("error", None)
-            assert "BlockingIOError" in score.detail
-        else:
-            assert score.value == 1.0
-        assert 2 < len(members(namespace)) <= PROCESSES
-        assert scorer.score(items("right"))[0].value == 1.0
-    until(lambda: not members(namespace))
-
-
-def members(namespace):
-    """The processes of a namespace."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/ns/pid"):
-        with suppress(OSError):
-            found += [path] if os.readlink(path) == namespace else []
-    return found
-
-
-def test_no_sandbox_is_refused_or_told(monkeypatch, caplog):
-    monkeypatch.setattr("retrain.rewards.pool.missing", lambda: "namespaces: Operation not permitted")
-    with pytest.raises(ComponentError, match=r"the sandbox for rewards is unavailable: namespaces"):
-        pool(bound("by_text"), sandbox="require")
-    with pool(bound("by_text")) as scorer:
-        assert scorer.score(items("right"))[0].value == 1.0
-    assert "rewards run without a sandbox" in caplog.text
-
-
 def test_variables_that_parameters_name_are_passed(monkeypatch):
     monkeypatch.setenv("NAMED", "canary")
     with pool(bound("by_name", secret_env="NAMED")) as scorer:
@@ -426,7 +361,7 @@ def test_an_interrupted_score_leaves_nothing_behind_not_even_what_a_reward_has_s
         until(file.exists)
         os.kill(os.getpid(), signal.SIGINT)
 
-    scorer = pool(bound("by_text"), sandbox="off", env=["PID_FILE"])
+    scorer = pool(bound("by_text"), env=["PID_FILE"])
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         scorer.score(items("grandchild", "right"))

@@ -40,8 +40,6 @@ def test_one_completion_per_prompt_is_enough(train):
 
 
 WARNED = [
-    ((*PPO, 'algorithm.transform_mode=["gae"]'), "shrinks as the critic learns"),
-    ((*PPO, "gae.gamma=0.9"), "gamma is 0.9 in [gae] and 1 in [critic]"),
     ((*PPO, "critic.warmup_steps=4"), "the policy is not trained in any step"),
     ((*PPO, "gae.lam=0.95", "training.max_tokens=2000"), "a reward at the end of 2000 tokens decays"),
     ((*PPO, "gae.length_alpha=0.05", "training.max_tokens=64"), "lambda is at most 0.69 in 64 tokens"),

@@ -19,7 +19,6 @@ from retrain.errors import EngineError, UserCodeError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
 from retrain.run.episodes import EpisodeRunner
-from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
 from retrain.training.layout import Layout
 from retrain.training.policy import TorchPolicy
@@ -72,7 +71,7 @@ def dice(seed, stream, member, most):
 def world(name, limits, context=1000, workers=0, max_failed=1.0, traits=None, threads=1, **params):
     target = f"talking_worlds.{name}"
     hello = Hello(target, target, params, (str(Path(__file__).parent),), 600.0, limits, traits or {})
-    launch = Launch({"": hello}, Containment(0, False), in_processes=workers > 0, threads=threads)
+    launch = Launch({"": hello}, 0, in_processes=workers > 0, threads=threads)
     return EnvPool(launch, max(1, workers), context=context, max_failed=max_failed).start()
 
 

@@ -191,6 +191,11 @@ def test_a_run_of_registered_parts_opens_without_trust(theirs):
         assert invoke(OPENING[command]).exit_code == 0, command
 
 
+def test_a_run_with_keys_of_the_former_sandbox_opens(theirs):
+    theirs(reward_pool__sandbox="auto", reward_pool__readable=["/data"], rewards=[{"name": "exact", "network": False}])
+    assert invoke(OPENING["eval"]).exit_code == 0
+
+
 @pytest.mark.parametrize("words", READING, ids=lambda words: words[0])
 def test_reading_a_run_imports_nothing_of_it(theirs, words):
     mark = theirs(plugins__search_paths=[str(Path("theirs/evil").resolve())], rewards=[{"name": "chance.fn"}])

@@ -121,7 +121,7 @@ def forget(run):
     (saved,) = (run / "checkpoints").iterdir()
     state = checkpoint.load(saved)
     for one in (config, state["started_with"]["config"]):
-        del one["optimizer"]["eps"], one["logging"]["observe"], one["reward_pool"]["sandbox"]
+        del one["optimizer"]["eps"], one["logging"]["observe"], one["reward_pool"]["env"]
         (process,) = one["components"]["transform"]
         del process["params"]["delay"]
     (run / "config.resolved.json").write_text(json.dumps(config))

@@ -12,7 +12,7 @@ import pytest
 from retrain.errors import UserCodeError
 from retrain.system import event_loop
 from retrain.system.worker_pool import CallLost, WorkerPool
-from retrain.system.worker_process import Containment, WorkerSpec
+from retrain.system.worker_process import WorkerSpec
 
 ANSWERS = {
     "fine": b'[1, "a"]\n[2, "b"]\n',
@@ -55,7 +55,7 @@ def text(answer):
 
 async def two_calls(name, at_once=1) -> Any:
     """What two calls of one worker come to: text, or the reason, and who is guilty."""
-    pool = WorkerPool(WorkerSpec("a stand-in", __name__, name, Containment(0, False), 600.0, at_once=at_once), 1)
+    pool = WorkerPool(WorkerSpec("a stand-in", __name__, name, 0, 600.0, at_once=at_once), 1)
     worker = await pool.worker(0)
     found = await asyncio.gather(worker.call(1, text), worker.call(2, text), return_exceptions=True)
     await pool.close()
@@ -96,7 +96,7 @@ def test_of_calls_that_are_under_way_together_any_may_be_guilty(name):
 
 
 def test_an_answer_that_nobody_asked_for_ends_an_idle_worker_and_such_workers_are_not_started_for_ever():
-    pool = WorkerPool(WorkerSpec("a stand-in", __name__, "speaks", Containment(0, False), 600.0), 1)
+    pool = WorkerPool(WorkerSpec("a stand-in", __name__, "speaks", 0, 600.0), 1)
     with pytest.raises(UserCodeError, match="a stand-in ended its process 5 times in a row"):
         event_loop.run(pool.call_all([1], lambda _, answer: answer))
     event_loop.run(pool.close())

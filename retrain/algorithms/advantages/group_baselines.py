@@ -32,8 +32,8 @@ def grpo(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return rewards - F.groups.group_mean(rewards, group_ids)
 
 
-@advantage("grpo_std", unit_variance=True)
-@advantage("vanilla", table="grpo_std", unit_variance=True)
+@advantage("grpo_std")
+@advantage("vanilla", table="grpo_std")
 def grpo_std(
     rewards: Tensor,
     group_ids: Tensor,
@@ -57,7 +57,7 @@ def grpo_std(
     return (grpo(rewards, group_ids) / (spread + eps)).where(spread >= eps, 0.0)
 
 
-@advantage("maxrl", success_rate=True)
+@advantage("maxrl")
 def maxrl(rewards: Tensor, group_ids: Tensor, *, eps: Annotated[float, Field(gt=0)] = 1e-6) -> Tensor:
     """Group advantage divided by the group's success rate, which gives rare successes more weight.
 
@@ -111,7 +111,7 @@ def _check_penalty(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("gamma",), problem, f"use at most {1 / most:.2g}", fatal=False)
 
 
-@advantage("grpo_lp", check=_check_penalty, unit_variance=True)
+@advantage("grpo_lp", check=_check_penalty)
 def grpo_lp(
     rewards: Tensor,
     correct: Tensor,

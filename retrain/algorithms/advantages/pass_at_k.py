@@ -27,7 +27,7 @@ def _check_subset(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("k",), problem, f"set k <= {size // 2}", fatal=False)
 
 
-@advantage("pkpo", check=_check_subset, mean_matters=True)
+@advantage("pkpo", check=_check_subset)
 def pkpo(
     rewards: Tensor,
     group_ids: Tensor,
@@ -78,7 +78,7 @@ def pkpo(
     return advantages
 
 
-@advantage("pass_at_k", check=_check_subset, unit_variance=True)
+@advantage("pass_at_k", check=_check_subset)
 def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tensor:
     """Advantage for pass@k: the normalised best reward of k rows, averaged over subsets that contain the completion.
 

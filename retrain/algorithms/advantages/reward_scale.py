@@ -49,7 +49,7 @@ def opo(rewards: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
     return centred - shift
 
 
-@advantage("lite_ppo", unit_variance=True, batch_statistics=True)
+@advantage("lite_ppo")
 def lite_ppo(rewards: Tensor, group_ids: Tensor, *, ddof: DegreesLost = 1, eps: Epsilon = 1e-4) -> Tensor:
     """Group advantage divided by the standard deviation of the whole batch.
 
@@ -77,7 +77,7 @@ def _check_environment(params: Mapping[str, Any], config: Any) -> Iterator[Findi
         yield Finding((), problem, "score episodes by [[rewards]], or use grpo_std", fatal=False)
 
 
-@advantage("gdpo", check=_check_environment, unit_variance="batch_norm", batch_statistics=True, least_rewards=2)
+@advantage("gdpo", check=_check_environment, least_rewards=2)
 def gdpo(
     reward_parts: Tensor,
     reward_weights: Sequence[float],

@@ -39,7 +39,7 @@ def importance_sampling(
     return value, {"policy/approx_kl": -log_ratio.detach()}
 
 
-@loss("gspo", vanishes=True, trust_region=True)
+@loss("gspo", vanishes=True)
 def gspo(  # noqa: PLR0913 - four columns and three keys
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -84,7 +84,7 @@ def gspo(  # noqa: PLR0913 - four columns and three keys
     return clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high))
 
 
-@loss("sapo", vanishes=True, trust_region=True)
+@loss("sapo", vanishes=True)
 def sapo(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -136,7 +136,7 @@ def _check_log_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Findin
             yield Finding((key,), problem, "set it to 0.4, as in the paper", fatal=False)
 
 
-@loss("gmpo", vanishes=True, check=_check_log_bounds, trust_region=True)
+@loss("gmpo", vanishes=True, check=_check_log_bounds)
 def gmpo(
     logprobs: Tensor,
     old_logprobs: Tensor,

@@ -24,7 +24,7 @@ def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         )
 
 
-@transform("clip_cov", check=_check_bounds, wants_unit_variance=True)
+@transform("clip_cov", check=_check_bounds)
 def clip_cov(  # noqa: PLR0913 - four columns and four keys
     advantages: Tensor,
     old_logprobs: Tensor,
@@ -104,7 +104,7 @@ def _check_clip(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding((), problem, 'use name = "importance_sampling" instead of ppo_clip', fatal=False)
 
 
-@loss("kl_cov", check=_check_clip, trust_region=True)
+@loss("kl_cov", check=_check_clip)
 def kl_cov(logprobs: Tensor, old_logprobs: Tensor, high_covariance: Tensor, response_mask: Tensor) -> Tensor:
     """Penalty on the change of the few tokens that would lower the entropy most.
 

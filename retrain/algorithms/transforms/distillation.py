@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@transform("opd", mean_matters=True, group_of_one=True, beyond_rewards=True, imitates=True)
+@transform("opd", group_of_one=True)
 def opd(  # noqa: PLR0913 - four columns and three keys
     advantages: Tensor,
     teacher_logprobs: Tensor,

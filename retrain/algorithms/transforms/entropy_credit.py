@@ -38,7 +38,7 @@ def _check_positions(params: Mapping[str, Any], config: Any) -> Iterator[Finding
         yield Finding((), problem, f"set [training] group_size >= {_SMALL_GROUP}", fatal=False)
 
 
-@transform("gtpo_paper", check=_check_positions, unit_variance=True)
+@transform("gtpo_paper", check=_check_positions)
 def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
     entropy: Tensor,
     correct: Tensor,
@@ -97,7 +97,7 @@ def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
     return F.masked.keep(shaped, response_mask)
 
 
-@advantage("grpo_s", unit_variance=True)
+@advantage("grpo_s")
 def grpo_s(  # noqa: PLR0913 - four columns and three keys
     entropy: Tensor,
     correct: Tensor,

@@ -47,7 +47,7 @@ def _check_trace(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("lam",), problem, "set lam = 1, or length_alpha = 0.05", fatal=False)
 
 
-@transform("gae", check=_check_trace, group_of_one=True, beyond_rewards=True, returns=True)
+@transform("gae", check=_check_trace, group_of_one=True)
 def gae(
     turn_rewards: Tensor,
     values: Tensor,
@@ -88,7 +88,7 @@ def gae(
     return F.returns.unpack(F.returns.discounted_sum(rewards + gamma * ahead - value, gamma * decay), response_mask)
 
 
-@transform("otb", check=_check_group, group_of_one=True, beyond_rewards=True)
+@transform("otb", check=_check_group, group_of_one=True)
 def otb(  # noqa: PLR0913 - five columns and two keys
     turn_rewards: Tensor,
     old_logprobs: Tensor,

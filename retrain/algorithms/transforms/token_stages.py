@@ -133,7 +133,7 @@ def surprisal_mask(
     return F.masked.keep(advantages, kept)
 
 
-@transform("whiten", unit_variance=True)
+@transform("whiten")
 def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Normalise advantages to mean 0 and variance 1 over the tokens of the whole batch.
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from retrain.config.resolve import Resolved
 from retrain.config.rules import credit_rules as credit
 from retrain.config.rules import environment_rules as environments
-from retrain.config.rules import method_rules as methods
 from retrain.config.rules import section_rules as sections
 from retrain.config.schema import Config
 from retrain.registry import Finding
@@ -24,34 +23,19 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "rewards": (
         credit.answers,
-        credit.idle_rewards,
-        credit.success_rate,
         credit.compared_rewards,
-        methods.graded_rewards,
     ),
-    "reward_pool": (sections.sandbox,),
     "rollout": (
         sections.truncation,
-        credit.resampling,
         credit.overlap,
         credit.continuous,
-        methods.resampled_statistics,
     ),
     "algorithm": (
         sections.replaced,
         credit.corrections,
         credit.continuations,
-        methods.replaced_advantage,
-        methods.decoupled_rewards,
-        methods.normalized_twice,
-        methods.removed_mean,
-        methods.bounds_in_deviations,
-        methods.equal_rewards,
-        methods.unscaled_returns,
-        methods.one_discount,
-        methods.nothing_to_correct,
+        credit.decoupled_rewards,
     ),
-    "loss": (credit.blind_terms, credit.stale_terms, methods.trust_regions, methods.two_references),
     "source": (credit.expert_rows, credit.own_rows, credit.stored_rollouts),
     "optimizer": (sections.learning_rate, sections.schedule),
     "training": (sections.minibatches, sections.group_size, sections.micro_batch, sections.stop_when),

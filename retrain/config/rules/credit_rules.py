@@ -7,12 +7,11 @@ from contextlib import suppress
 
 from retrain import registry
 from retrain.algorithms.graph.objective import source_of
-from retrain.config.resolve import Resolved, brings, division, is_correction, ratio_of
+from retrain.config.resolve import Resolved, brings, division, is_correction, ratio_of, reward_columns
 from retrain.config.schema import Config
 from retrain.errors import ComponentError
 from retrain.registry import Bound, Component, Finding
 from retrain.rewards.signatures import form_of
-from retrain.types import POLICY_COLUMNS
 
 _OVERLAP, _MODE = ("rollout", "overlap"), ("rollout", "mode")
 _TRANSFORMS = ("algorithm", "transform_mode")
@@ -33,13 +32,6 @@ def answers(config: Config, resolved: Resolved) -> Iterator[Finding]:
                     f'reward "{reward.name}" reads the answer, but with [{task.name}] answer_field = "" rows have none'
                 )
                 yield Finding(path, problem, "set answer_field to the column, or choose a reward without an answer")
-
-
-def idle_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about rewards with a weight that do not affect any advantage."""
-    for index, why in idle(resolved).items():
-        fix = "set weight = 0 to record it only, or choose an advantage_mode that reads rewards"
-        yield Finding(("rewards", index, "name"), why, fix, fatal=False)
 
 
 def idle(resolved: Resolved) -> dict[int, str]:
@@ -72,17 +64,14 @@ def compared_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
                 yield Finding(("rewards", index, "name"), problem, fix)
 
 
-def success_rate(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about partial rewards with an advantage that divides by the success rate."""
-    parts = [index for index, one in enumerate(resolved.all("reward")) if one.params["weight"] != 0]
-    for advantage in resolved.all("advantage"):
-        if registry.advantage.traits_of(advantage.component).success_rate and len(parts) > 1:
-            problem = (
-                f'"{advantage.name}" divides by the group\'s mean reward as its success rate: in a group without a '
-                "correct completion, the small mean of a partial reward makes the advantages large"
-            )
-            fix = 'set weight = 0 to record it only, or use advantage_mode = "grpo"'
-            yield Finding(("rewards", parts[1], "name"), problem, fix, fatal=False)
+def decoupled_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require as many rewards, or parts of their scores, as an advantage compares."""
+    count = len(reward_columns(resolved.all("reward")))
+    for slot, one in resolved.slots.items():
+        if slot.kind == "advantage" and count < registry.advantage.traits_of(one.component).least_rewards:
+            problem = f"{one.name} normalises each reward on its own, and the run has {count}"
+            fix = 'list two [[rewards]] at least, or a judge with a rubric, or use advantage_mode = "grpo_std"'
+            yield Finding(slot.path, problem, fix)
 
 
 def continuations(config: Config, resolved: Resolved) -> Iterator[Finding]:
@@ -123,37 +112,6 @@ def _no_correction(stage: Bound) -> str:
     if (writes := registry.transform.traits_of(component).writes) != "advantages":
         return f"changes {writes}, not advantages"
     return "reads logprobs, so gradients would flow through it: read old_logprobs" if "logprobs" in stage.reads else ""
-
-
-def resampling(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about resampling with a filter that drops no groups."""
-    bound = resolved.one("filter")
-    if config.rollout.resamples and not registry.filter.traits_of(bound.component).drops:
-        problem = f'has no effect: filter = "{bound.name}" keeps every group'
-        yield Finding(("rollout", "resample"), problem, "choose a filter that drops groups", fatal=False)
-
-
-def blind_terms(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn if no term of the loss depends on the rewards."""
-    objective = resolved.objective(exact=False)
-    signals = [one for name in objective.signals if (one := resolved.signal(name))]
-    blind = {one.name for one in signals if not registry.signal.traits_of(one.component).judges}
-    blind |= {"logprobs", "response_mask", *POLICY_COLUMNS}
-    if "expert" not in objective.sources and all(set(term.reads) <= blind for term in objective.terms):
-        problem = "no term reads the advantages, so rewards do not affect training"
-        yield Finding(("loss",), problem, 'add "ppo_clip"', fatal=False)
-
-
-def stale_terms(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about terms without an importance ratio if a step has several updates."""
-    updates = config.training.epochs * config.training.minibatches
-    for term in resolved.objective(exact=False).terms if updates > 1 else ():
-        on_policy = not {"old_logprobs", "sampler_logprobs"} & {*term.reads}
-        if on_policy and source_of(term) == "policy" and "advantages" in term.reads:
-            problem = (
-                f'"{term.name}" has no importance ratio, and only the first of {updates} updates per step is on-policy'
-            )
-            yield Finding(("loss",), problem, "use ppo_clip or cispo, or one epoch and one minibatch", fatal=False)
 
 
 def expert_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:

@@ -15,7 +15,6 @@ from retrain.errors import did_you_mean, install
 from retrain.registry import Finding
 from retrain.system.files import expanded
 from retrain.system.model_paths import RANDOM_MODEL, problem_with, stored_config, stored_dtype
-from retrain.system.sandbox import missing
 
 _HIDDEN_LR = 1e-5
 """Below this rate rounding to bfloat16 hides most updates of a weight (docs/log.md, "What bfloat16 hides")."""
@@ -196,14 +195,6 @@ def truncation(config: Config, resolved: Resolved) -> Iterator[Finding]:
         if value != off:
             problem = f"{value} truncates the distribution of the sampler, and the trainer computes the full one"
             yield Finding(("rollout", key), problem, f"use {key} = {off}; [eval] {key} may have any value")
-
-
-def sandbox(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Require a sandbox for rewards if `[reward_pool] sandbox` is "require"."""
-    pool = config.reward_pool
-    if pool.sandbox == "require" and (reason := missing() if pool.workers else "workers = 0 runs them in the trainer"):
-        problem = f"no sandbox is available for rewards: {reason}"
-        yield Finding(("reward_pool", "sandbox"), problem, 'use "auto" to train without one')
 
 
 def eval_sets(config: Config, resolved: Resolved) -> Iterator[Finding]:

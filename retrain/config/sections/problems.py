@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -83,8 +83,6 @@ class Reward(Section):
     `[reward_pool] timeout_s`."""
     concurrency: Count = 16
     """Completions that an async reward scores at the same time."""
-    network: bool = False
-    """Run this reward outside the sandbox, which has no network access."""
     params: Params = {}
     """Parameters of the reward."""
 
@@ -100,10 +98,5 @@ class RewardPoolSettings(Section):
     """Most memory that a worker may allocate, in MB; 0: no limit."""
     max_failed: Fraction = 0.5
     """Largest share of a step's completions that may fail to be scored; above it the run stops."""
-    sandbox: Literal["auto", "require", "off"] = "auto"
-    """Isolate workers: no network, no home directory, and writing only to private temporary directories. "auto": where
-    the machine supports it. "require": refuse to run without it."""
     env: list[str] = []
     """Names of environment variables to pass to rewards, in addition to PATH, LANG, PYTHON* and similar ones."""
-    readable: list[str] = []
-    """Files and directories to make readable in the sandbox, such as ~/.cache/huggingface."""

@@ -1,10 +1,8 @@
 """What code of the model tries that looks for the reference answer, or wants to leave something behind."""
 
-import ast
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,16 +13,14 @@ import pytest
 from retrain.environments.contract import Limits
 from retrain.environments.env_pool import EnvPool, Launch
 from retrain.environments.env_process import Hello
-from retrain.system import event_loop, model_code, sandbox
-from retrain.system.sandbox import missing
-from retrain.system.worker_process import Containment
+from retrain.system import bubblewrap, event_loop
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a sandbox")
+pytestmark = pytest.mark.skipif(bool(bubblewrap.missing()), reason=str(bubblewrap.missing()))
 SECRET = "GOLDANSWER-7719"
 WORLD = """
 import os, threading
 from retrain import environment
-from retrain.system import model_code
+from retrain.system import bubblewrap
 
 os.environ["OF_THE_WORKER"] = "KEY-OF-THE-WORKER"
 
@@ -34,7 +30,7 @@ def judged(answer, prompt):
     reply = yield None
     while True:
         try:
-            text = model_code.run(str(reply), 4.0, 1 << 15)
+            text = bubblewrap.run(str(reply), 4.0, 1 << 15)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
         reply = yield text
@@ -56,7 +52,7 @@ class Tool:
     def __init__(self, folder: Path, name: str = "judged") -> None:
         (folder / "worlds_of_this_test.py").write_text(WORLD)
         hello = Hello(name, f"worlds_of_this_test.{name}", {}, (str(folder),), 60.0, Limits(9, 9, 9, 9))
-        self.pool = EnvPool(Launch({"": hello}, Containment(512, True, (str(folder),), runs_code=True))).start()
+        self.pool = EnvPool(Launch({"": hello}, 512)).start()
         self.env = self.pool.env("", 0)
         facts = {"id": "0", "prompt": "p", "answer": SECRET, "extra": {"solution": SECRET}}
         self.opened = event_loop.run(self.env.reset(facts, 0))
@@ -68,16 +64,9 @@ class Tool:
         return answer.messages[0][1]
 
 
-@pytest.fixture(scope="module", params=[model_code.BUBBLEWRAP, model_code.NAMESPACES])
-def tool(tmp_path_factory, request):
-    """The tool by either method; a PATH without bwrap is a machine without it."""
-    if request.param == model_code.BUBBLEWRAP and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == model_code.NAMESPACES:
-            patch.setenv("PATH", "/nowhere")
-        made = Tool(tmp_path_factory.mktemp("worlds"))
-        assert made("import os; print(os.path.exists('/dev/ptmx'))") == f"{request.param == model_code.BUBBLEWRAP}\n"
+@pytest.fixture(scope="module")
+def tool(tmp_path_factory):
+    made = Tool(tmp_path_factory.mktemp("worlds"))
     yield made
     made.pool.close()
 
@@ -337,39 +326,37 @@ def test_code_that_is_too_long_is_refused(tool):
     assert tool("#" * 99_000 + "\nprint(2)") == "2\n"
 
 
-def test_a_machine_without_namespaces_has_no_method():
-    """Inside a sandbox no further namespace can be made, by bubblewrap neither."""
-    code = (
-        "import sys; from retrain.system import model_code, sandbox; "
-        "sandbox.enter([*filter(None, sys.path), sys.prefix, sys.base_prefix]); print(model_code.method())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    method, reason = ast.literal_eval(done.stdout)
-    assert (method, bool(reason)) == ("", True)
-
-
 def test_a_path_below_a_link_is_reached_through_it(tmp_path):
     packages = tmp_path / "real" / "lib" / "site-packages"
     packages.mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     seen = [str(tmp_path / "link" / "lib" / "site-packages"), str(tmp_path / "link")]
-    assert sandbox.layout(seen) == ([str(tmp_path / "real")], {str(tmp_path / "link"): str(tmp_path / "real")})
+    assert bubblewrap.layout(seen) == ([str(tmp_path / "real")], {str(tmp_path / "link"): str(tmp_path / "real")})
 
 
-def test_an_environment_behind_a_link_has_a_method(tmp_path):
+def test_an_environment_behind_a_link_runs_the_code(tmp_path):
     (tmp_path / ".venv").symlink_to(sys.prefix)
     python = tmp_path / ".venv" / Path(sys.executable).relative_to(sys.prefix)
-    command = [str(python), "-P", "-m", "retrain.system.model_code"]
+    source = "from retrain.system import bubblewrap; print(bubblewrap.run('print(6 * 7)', 30, 9))"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.stdout.strip() == model_code.method()[0] != "", done.stderr
+    done = subprocess.run([python, "-P", "-c", source], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout == "42\n\n", done.stderr
 
 
-def test_the_method_is_bubblewrap_where_it_works(monkeypatch, tmp_path):
-    assert model_code.method() == (model_code.BUBBLEWRAP if shutil.which("bwrap") else model_code.NAMESPACES, "")
+def test_a_machine_without_bubblewrap_is_named_with_the_fix(monkeypatch, tmp_path):
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho bwrap: not today >&2; exit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert model_code.method() == (model_code.NAMESPACES, "")
+    assert "bwrap: not today" in bubblewrap.missing()[0]
+    assert bubblewrap.missing()[1] == "allow unprivileged user namespaces"
+    with pytest.raises(OSError, match="not today"):
+        bubblewrap.run("print(1)", 5.0, 99)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert model_code.method() == (model_code.NAMESPACES, "")
+    assert "apt-get install bubblewrap" in bubblewrap.missing()[1]
+
+
+def test_code_that_takes_too_long_ends_with_all_that_it_started():
+    before = _processes()
+    with pytest.raises(TimeoutError, match=r"more than 0\.5 s"):
+        bubblewrap.run(LEAVES["daemons"][0] + "\nwhile True: pass", 0.5, 99)
+    assert _processes() - before == set()
