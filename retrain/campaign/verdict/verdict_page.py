@@ -113,11 +113,8 @@ def exported(analysis: Analysis) -> dict[str, Drawing]:
         found[f"differences{name}"] = Drawing(stacked(rows, figures.forest_axis(span), heads) if rows else "")
     keys = figures.keys(analysis.first)
     for table in analysis.main:
-        curves, where = figures.curves(table), f" {table.task}" if table.task else ""
-        found |= {
-            f"learning curves{where} {title}": Drawing(chart, keys)
-            for title, _, chart in curves[: 1 if where else None]
-        }
+        where = f" {table.task}" if table.task else ""
+        found |= {f"learning curves{where} {title}": Drawing(chart, keys) for title, _, chart in _curves(table)}
     return found | {f"result and {title}": Drawing(chart, keys) for title, chart in _costs(analysis)}
 
 
