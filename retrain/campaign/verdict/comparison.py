@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,27 +94,16 @@ def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:
     own = planned[0] if planned and not asked.metric else Outcome()
     found = read_runs(paths, asked.outcome(**own.model_dump()))
     single = len(paths) == 1 and bool(planned)
-    _check_measurement(found, () if single else asked.allowed, single)
-    return found
-
-
-def _check_measurement(found: Results, allowed: Collection[str], one_campaign: bool) -> None:
-    """Raise ConfigError for each key of the measurement in which the runs differ; a campaign may compare tasks."""
     changes = what_differs(found)
-    keys = [] if one_campaign else [key for key in measured_differently(changes, found) if key not in allowed]
-    places = [
-        ConfigProblem(
-            str(found.runs[0].path.parent),
-            0,
-            0,
-            key,
-            "the runs were measured differently: " + ", ".join(f"{one} {value}" for one, value in changes[key].items()),
-            f"compare runs of one task and model, or give --allow-different {key}",
-        )
-        for key in keys
-    ]
-    if places:
-        raise ConfigError(places)
+    keys = [] if single else [key for key in measured_differently(changes, found) if key not in asked.allowed]
+    place, problems = str(found.runs[0].path.parent), list[ConfigProblem]()
+    for key in keys:  # a campaign may compare tasks and models
+        values = ", ".join(f"{one} {value}" for one, value in changes[key].items())
+        fix = f"compare runs of one task and model, or give --allow-different {key}"
+        problems.append(ConfigProblem(place, 0, 0, key, f"the runs were measured differently: {values}", fix))
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def command(paths: Sequence[Path], asked: Asked) -> str:

@@ -47,21 +47,15 @@ def tables_of_rows(rows: Sequence[ResultRow], outcome: Outcome) -> list[Results]
     _check_results(cells, rows, outcome)
     methods = list(dict.fromkeys(method for _, method, _ in cells))
     runs = sorted(dict.fromkeys(run[1:] for run in cells), key=lambda run: methods.index(run[0]))
-    return [_table(task, runs, cells, every, outcome) for task in tasks]
-
-
-def _table(
-    task: str,
-    runs: Sequence[tuple[str, int]],
-    cells: Mapping[RunKey, Cell],
-    rows: Mapping[RunKey, Sequence[ResultRow]],
-    outcome: Outcome,
-) -> Results:
-    own = [cells.get((task, *run)) or Cell(*run, Path(), "missing", "it is in no file") for run in runs]
-    unknown = {run for run in runs if (task, *run) in rows and rows[task, *run][0].step is None}
-    compared, note = at_common_step(own, unknown)
-    name = f"comparison: {task}" if task else "comparison"
-    return table(name, compared, outcome=outcome, task=task, with_result="have a result", steps_note=note)
+    found: list[Results] = []
+    for task in tasks:
+        own = [cells.get((task, *run)) or Cell(*run, Path(), "missing", "it is in no file") for run in runs]
+        unknown = {run for run in runs if (task, *run) in every and every[task, *run][0].step is None}
+        compared, note = at_common_step(own, unknown)
+        name = f"comparison: {task}" if task else "comparison"
+        words = {"task": task, "with_result": "have a result", "steps_note": note}
+        found.append(table(name, compared, outcome=outcome, **words))
+    return found
 
 
 def _check_origins(rows: Sequence[ResultRow]) -> None:
