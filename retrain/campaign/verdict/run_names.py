@@ -81,8 +81,8 @@ def run_of_file(file: Path) -> RunName:
     numbered.sort(key=lambda one: not (one[1] and one[1].method))
     for index, found in (*explicit, *numbered):
         if found:
-            beside = names[index - 1 : index] if index else names[1:2]
-            return found if found.method or not beside else found._replace(method=beside[0])
+            near = names[index - 1 : index] if index else names[1:2]
+            return found if found.method or not near else found._replace(method=near[0])
     return run_of_name(file.name, str(file))
 
 
