@@ -5,14 +5,15 @@ from pathlib import Path
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import compare
-from retrain.campaign.verdict.result_files import read_files
+from retrain.campaign.verdict.result_files import tables_of_rows
+from retrain.campaign.verdict.result_rows import rows_of_files
 from retrain.campaign.verdict.sentences import p_value
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_ablation_on_smollm2_is_that_of_its_runs():
-    (table,) = read_files([ROOT / "benchmarks/evidence/smollm2.csv"], Outcome())
+    (table,) = tables_of_rows(rows_of_files([ROOT / "benchmarks/evidence/smollm2.csv"]), Outcome())
     names = table.conditions
     ladder = [
         (table, names[1], names[0]),

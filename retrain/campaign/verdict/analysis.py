@@ -382,6 +382,7 @@ def _constant(table: Results, condition: str) -> bool:
 def _scales_differ(left: float, right: float) -> bool:
     """Return True if one value is a share and the other is about a hundred times as large."""
     low, high = sorted((left, right))
+    # The factor is about 100, and methods may differ by three in either direction.
     return 0 < low <= 1 < high <= 100 and 30 <= high / low <= 300
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from retrain.campaign.plan.outcome import Goal, Outcome, Summary
 from retrain.campaign.plan.plan_file import PLAN, read_plan
 from retrain.campaign.verdict.analysis import Analysis, analyze
-from retrain.campaign.verdict.result_files import metric_of, read_files
+from retrain.campaign.verdict.result_files import tables_of_rows
+from retrain.campaign.verdict.result_rows import only_metric, rows_of_files
 from retrain.campaign.verdict.results import Results
 from retrain.campaign.verdict.run_facts import measured_differently, what_differs
 from retrain.campaign.verdict.run_reader import read_runs
@@ -44,7 +45,7 @@ class Asked(NamedTuple):
         given = {"metric": self.metric, "goal": self.goal, "margin": self.margin, "summary": self.summary}
         values = base | {name: value for name, value in given.items() if value is not None}
         try:
-            return Outcome(**values)
+            return Outcome.model_validate(values)
         except ValidationError as error:
             one, metric = error.errors()[0], values["metric"]
             found = "metric", "the name leaves open whether greater is better"
@@ -81,7 +82,8 @@ def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
         fix = "compare results.csv, which `retrain report` writes for a campaign, with the files"
         raise ConfigError([ConfigProblem(str(other), 0, 0, "RUNS", "not a file, but other paths are", fix)])
     if files:
-        tables = read_files(files, asked.outcome(metric=asked.metric or metric_of(files)))
+        rows = rows_of_files(files)
+        tables = tables_of_rows(rows, asked.outcome(metric=asked.metric or only_metric(rows)))
     else:
         tables = [_of_runs(paths, asked)]
     return analyze([replace(one, paired=not asked.unpaired) for one in tables])
@@ -92,33 +94,22 @@ def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:
     own = planned[0] if planned and not asked.metric else Outcome()
     found = read_runs(paths, asked.outcome(**own.model_dump()))
     single = len(paths) == 1 and bool(planned)
-    _check_measurement(found, () if single else asked.allowed, single)
-    return found
-
-
-def _check_measurement(found: Results, allowed: Collection[str], one_campaign: bool) -> None:
-    """Raise ConfigError for each key of the measurement in which the runs differ; a campaign may compare tasks."""
     changes = what_differs(found)
-    keys = [] if one_campaign else [key for key in measured_differently(changes, found) if key not in allowed]
-    places = [
-        ConfigProblem(
-            str(found.runs[0].path.parent),
-            0,
-            0,
-            key,
-            "the runs were measured differently: " + ", ".join(f"{one} {value}" for one, value in changes[key].items()),
-            f"compare runs of one task and model, or give --allow-different {key}",
-        )
-        for key in keys
-    ]
-    if places:
-        raise ConfigError(places)
+    keys = [] if single else [key for key in measured_differently(changes, found) if key not in asked.allowed]
+    place, problems = str(found.runs[0].path.parent), list[ConfigProblem]()
+    for key in keys:  # a campaign may compare tasks and models
+        values = ", ".join(f"{one} {value}" for one, value in changes[key].items())
+        fix = f"compare runs of one task and model, or give --allow-different {key}"
+        problems.append(ConfigProblem(place, 0, 0, key, f"the runs were measured differently: {values}", fix))
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def command(paths: Sequence[Path], asked: Asked) -> str:
     """Return the command that reproduces the comparison."""
-    named = {"metric": asked.metric, "goal": asked.goal, "margin": asked.margin and f"{asked.margin:g}"}
-    named["summary"] = asked.summary
+    margin = None if asked.margin is None else f"{asked.margin:g}"
+    named = {"metric": asked.metric, "goal": asked.goal, "margin": margin, "summary": asked.summary}
     options = [part for name, value in named.items() if value for part in (f"--{name}", value)]
     options += ["--unpaired"] * asked.unpaired
     options += [part for key in asked.allowed for part in ("--allow-different", key)]

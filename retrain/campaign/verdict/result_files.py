@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.verdict.result_rows import ResultRow, measured, metrics, only_metric, read_result_rows
+from retrain.campaign.verdict.result_rows import ResultRow, measured, metrics
 from retrain.campaign.verdict.results import Cell, Results, table
 from retrain.errors import DataError
 
@@ -25,30 +25,19 @@ _NAMED = 3
 """Largest number of reasons that an error lists."""
 
 
-def metric_of(files: Sequence[Path]) -> str:
-    """Return the only metric in these files, or `accuracy` if it is one of several.
-
-    Raises:
-        DataError: a file cannot be read or has no metric.
-        ConfigError: there are several metrics.
-    """
-    return only_metric([row for file in dict.fromkeys(files) for row in read_result_rows(file)])
-
-
-def read_files(files: Sequence[Path], outcome: Outcome) -> list[Results]:
-    """Return the table of every task in files of other programs. The first method of the first file is the baseline.
+def tables_of_rows(rows: Sequence[ResultRow], outcome: Outcome) -> list[Results]:
+    """Return the table of every task in the rows of other programs' files. The first method is the baseline.
 
     The result of a run is its last value at or before the step of the comparison, or its mean until then. Every table
     has all methods and seeds; runs that are in no file have the status "missing".
 
     Args:
-        files: files of the formats in `result_rows`.
+        rows: from `rows_of_files`.
         outcome: column or key to compare, its direction and its summary.
     Raises:
-        DataError: a file cannot be read, or measures a run that another one has; fewer than two methods have a result
-            in a file of several; or the runs have no steps in common. The message names file and line.
+        DataError: a file measures a run that another one has, or a value is not a number; fewer than two of several
+            methods have a result; or the runs have no steps in common. The message names file and line.
     """
-    rows = [row for file in dict.fromkeys(files) for row in read_result_rows(file)]
     _check_origins(rows)
     every: dict[RunKey, list[ResultRow]] = {}
     for row in rows:
@@ -58,21 +47,15 @@ def read_files(files: Sequence[Path], outcome: Outcome) -> list[Results]:
     _check_results(cells, rows, outcome)
     methods = list(dict.fromkeys(method for _, method, _ in cells))
     runs = sorted(dict.fromkeys(run[1:] for run in cells), key=lambda run: methods.index(run[0]))
-    return [_table(task, runs, cells, every, outcome) for task in tasks]
-
-
-def _table(
-    task: str,
-    runs: Sequence[tuple[str, int]],
-    cells: Mapping[RunKey, Cell],
-    rows: Mapping[RunKey, Sequence[ResultRow]],
-    outcome: Outcome,
-) -> Results:
-    own = [cells.get((task, *run)) or Cell(*run, Path(), "missing", "it is in no file") for run in runs]
-    unknown = {run for run in runs if (task, *run) in rows and rows[task, *run][0].step is None}
-    compared, note = at_common_step(own, unknown)
-    name = f"comparison: {task}" if task else "comparison"
-    return table(name, compared, outcome=outcome, task=task, with_result="have a result", steps_note=note)
+    found: list[Results] = []
+    for task in tasks:
+        own = [cells.get((task, *run)) or Cell(*run, Path(), "missing", "it is in no file") for run in runs]
+        unknown = {run for run in runs if (task, *run) in every and every[task, *run][0].step is None}
+        compared, note = at_common_step(own, unknown)
+        name = f"comparison: {task}" if task else "comparison"
+        words = {"task": task, "with_result": "have a result", "steps_note": note}
+        found.append(table(name, compared, outcome=outcome, **words))
+    return found
 
 
 def _check_origins(rows: Sequence[ResultRow]) -> None:

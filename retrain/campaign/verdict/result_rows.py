@@ -70,12 +70,16 @@ class ResultRow(NamedTuple):
     table: bool = False
 
 
-def read_result_rows(file: Path) -> list[ResultRow]:
-    """Read all rows of a file.
+def rows_of_files(files: Sequence[Path]) -> list[ResultRow]:
+    """Read all rows of files.
 
     Raises:
         DataError: the file cannot be read or has invalid rows; the message names file and line.
     """
+    return [row for file in dict.fromkeys(files) for row in _rows(file)]
+
+
+def _rows(file: Path) -> list[ResultRow]:
     suffix = file.suffix.lower()
     if suffix == ".json":
         return _trainer_state(file)

@@ -29,7 +29,10 @@ _NO_RUN = re.compile(
 _ENDING = re.compile(rf"(?:[-_. ]+(?:(?:{_POSITION})[-_=]?\d+|{_PART}))+$", re.IGNORECASE | re.ASCII)
 """End of a name after its seed: positions in training, or parts of the run."""
 _EXPLICIT = re.compile(r"(?:(.*)[-_. /,(\[])?(?:seed|s)[-_=. ]?([0-9]{1,15})[)\]]?", re.IGNORECASE | re.DOTALL)
-"""Name with the seed as in `grpo-s3` or `seed3`. The separator is required: `bonus-3` does not contain `s-3`."""
+"""Name with the seed as in `grpo-s3` or `seed3`. The separator is required: `bonus-3` does not contain `s-3`.
+
+Numbers of more than 15 digits are hashes or times, and not exact as floats.
+"""
 _NUMBERED = re.compile(
     r"(?!(?:.*[-_. /])?seed[-_=]?[0-9])(?:(.*)(?<![0-9][eE])[-_ /])?([0-9]{1,15})", re.IGNORECASE | re.DOTALL
 )
@@ -78,8 +81,8 @@ def run_of_file(file: Path) -> RunName:
     numbered.sort(key=lambda one: not (one[1] and one[1].method))
     for index, found in (*explicit, *numbered):
         if found:
-            beside = names[index - 1 : index] if index else names[1:2]
-            return found if found.method or not beside else found._replace(method=beside[0])
+            near = names[index - 1 : index] if index else names[1:2]
+            return found if found.method or not near else found._replace(method=near[0])
     return run_of_name(file.name, str(file))
 
 

@@ -30,7 +30,7 @@ TITLES = {
 }
 """Title of each family."""
 _PICTURE = 29
-"""Columns of the picture of an interval."""
+"""Columns of the picture of an interval; an odd number has a column in the middle, for 0 on a symmetric axis."""
 _NAMED = 5
 """Largest number of inconclusive comparisons with a line of their own, and half that of runs without a result."""
 
@@ -131,12 +131,9 @@ def _tested(one: Comparison) -> list[str]:
     if not judged.test or one.withheld or one.kind == "same":
         return []
     found = [one.outcome.direction] if one.outcome.direction else []
-    if one.kind in ("equal", "not worse"):
-        p, test = (
-            (judged.equality, "two one-sided t tests")
-            if one.kind == "equal"
-            else (judged.not_worse, "one-sided t test")
-        )
+    margins = {"equal": (judged.equality, "two one-sided t tests"), "not worse": (judged.not_worse, "one-sided t test")}
+    if one.kind in margins:
+        p, test = margins[one.kind]
         return [*found, f"{test}, {corrected}p {p_value(p)}"]
     test = "" if judged.test == "exact" else f"{judged.test}, "
     if one.family == "primary":

@@ -114,11 +114,8 @@ def exported(analysis: Analysis) -> dict[str, Drawing]:
         found[f"differences{name}"] = Drawing(stacked(rows, figures.forest_axis(span), heads) if rows else "")
     keys = figures.keys(analysis.first)
     for table in analysis.main:
-        curves, where = figures.curves(table), f" {table.task}" if table.task else ""
-        found |= {
-            f"learning curves{where} {title}": Drawing(chart, keys)
-            for title, _, chart in curves[: 1 if where else None]
-        }
+        where = f" {table.task}" if table.task else ""
+        found |= {f"learning curves{where} {title}": Drawing(chart, keys) for title, _, chart in _curves(table)}
     return found | {f"result and {title}": Drawing(chart, keys) for title, chart in _costs(analysis)}
 
 
@@ -254,12 +251,10 @@ def _columns(analysis: Analysis, columns: Sequence[str]) -> Table:
 
 def runs(results: Results) -> Table:
     """Return the table of all results: a row for each condition, a column for each seed."""
-    return Table.of(
-        [
-            {"condition": label} | {str(seed): _shown(results.cells.get((label, seed))) for seed in results.seeds}
-            for label in results.conditions
-        ]
-    )
+    rows = [
+        [label, *(_shown(results.cells.get((label, seed))) for seed in results.seeds)] for label in results.conditions
+    ]
+    return Table(("condition", *map(str, results.seeds)), rows)
 
 
 def _shown(cell: Cell | None) -> str:
@@ -274,19 +269,13 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
     first = analysis.first
     if len(analysis.main) == 1 and not first.task:
         return [("", Table.of([_summary(analysis, one) | _findings(first, one) for one in first.conditions]))]
-    return [
-        (
-            f"{outcome.label} by task",
-            Table.of(
-                [
-                    {"task": table.task} | {one: estimate(average(table, one), ".3f") for one in table.conditions}
-                    for table in analysis.tables
-                    if table.outcome == outcome
-                ]
-            ),
-        )
-        for outcome in analysis.outcomes
-    ]
+    found: list[tuple[str, Table]] = []
+    for outcome in analysis.outcomes:
+        tables = [table for table in analysis.tables if table.outcome == outcome]
+        means = [{one: estimate(average(table, one), ".3f") for one in table.conditions} for table in tables]
+        rows = [{"task": table.task} | own for table, own in zip(tables, means, strict=True)]
+        found.append((f"{outcome.label} by task", Table.of(rows)))
+    return found
 
 
 def _findings(results: Results, condition: str) -> dict[str, str]:

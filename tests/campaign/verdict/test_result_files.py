@@ -7,7 +7,8 @@ import pytest
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict import comparison, sentences, verdict_page
-from retrain.campaign.verdict.result_files import metric_of, read_files
+from retrain.campaign.verdict.result_files import tables_of_rows
+from retrain.campaign.verdict.result_rows import only_metric, rows_of_files
 from retrain.errors import ConfigError, DataError
 
 SEEDS = range(6)
@@ -16,7 +17,8 @@ RESULTS = {"grpo": [0.50, 0.52, 0.49, 0.51, 0.50, 0.53], "dapo": [0.56, 0.57, 0.
 
 def read(files, metric=None):
     """The tables of the files by task."""
-    found = read_files(files, Outcome(metric=metric or metric_of(files)))
+    rows = rows_of_files(files)
+    found = tables_of_rows(rows, Outcome(metric=metric or only_metric(rows)))
     return {table.task: table for table in found}
 
 
