@@ -225,7 +225,8 @@ def _learning_rate(loaded: LoadedConfig) -> str:
 
 
 def _line(place: Place) -> str:
-    return f"line {place.line}" if place.line else ""
+    by = f'(preset "{place.preset}")' if place.preset else ""
+    return " ".join(filter(None, (f"line {place.line}" if place.line else "", by)))
 
 
 def _batch(loaded: LoadedConfig) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from retrain import registry
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
 from retrain.config.positions import Path
-from retrain.config.presets import apply_preset, apply_task_settings, leaves, of_eval_set
+from retrain.config.presets import Preset, apply_preset, apply_task_settings, leaves, of_eval_set
 from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
@@ -84,7 +84,7 @@ def validate(document: Document) -> LoadedConfig:
     unread = {
         path: one
         for path, one in found.items()
-        if (preset is None or one.file != preset.file) and all(path in other.unread for other in sets.values())
+        if not _by_preset(document, path, one, preset) and all(path in other.unread for other in sets.values())
     }
     warnings = [*document.warnings, *(warning for one in sets.values() for warning in one.warnings)]
     return LoadedConfig(
@@ -127,6 +127,12 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     resolved = Resolved(tables, components, config.logging.observe, document.places.keys())
     hide_named([one.params for one in resolved.every()])
     return config, binder, resolved
+
+
+def _by_preset(document: Document, path: Path, problem: ConfigProblem, preset: Preset | None) -> bool:
+    """Return True if a preset sets a key: a built-in one, or a file of the user."""
+    place = document.places.get(path)
+    return preset is not None and (problem.file == preset.file or (place is not None and bool(place.preset)))
 
 
 def _naming() -> list[Path]:
