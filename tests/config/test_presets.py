@@ -182,7 +182,7 @@ def test_a_mistake_of_the_preset_is_shown_where_the_file_names_it(run):
     """max_tokens is the file's, gamma the preset's; the user can change the line that names the preset."""
     warning = run(using("grpo_lp", "[training]\nmax_tokens = 4096\n")).warnings[0]
     assert (warning.file, warning.line) == (str(run("").file), 2)
-    assert 'gamma' in warning.key
+    assert "gamma" in warning.key
     assert warning.problem.endswith('(set by preset "grpo_lp")')
 
 

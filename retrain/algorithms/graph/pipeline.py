@@ -342,7 +342,10 @@ def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0, 0])
         group = int(columns["group_ids"][row])
-        raise call.fail(f"row {row}, of group {group}: returned a NaN or infinite {stage.writes}")
+        rewards = ", ".join(f"{one:.4g}" for one in columns["rewards"][columns["group_ids"] == group].tolist())
+        raise call.fail(
+            f"row {row}, of group {group}: returned a NaN or infinite {stage.writes}; the group's rewards: {rewards}"
+        )
 
 
 def _spread(value: Any, rows: Tensor, batch: Batch) -> Any:

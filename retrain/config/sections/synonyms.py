@@ -76,7 +76,17 @@ _NESTED = ("sample_strategy_args", "policy_loss_fn_args", "advantage_fn_args")
 
 _TABLES = {
     "buffer": "[training] batch_size counts prompts, [task] name says where they come from, and [expert] path names "
-    "the file of the expert's answers"
+    "the file of the expert's answers",
+    "actor_rollout_ref": "model, sampling and loss are [model], [rollout], [optimizer], [[loss]] (docs/from-verl.md)",
+    "custom_reward_function": "a reward is [[rewards]] with a dotted path as name (docs/from-verl.md)",
+    "data": "the problems are [task], with the table of the task, and [training] batch_size (docs/from-verl.md)",
+    "reward_model": "rewards are [[rewards]] (docs/from-verl.md)",
+    "trainer": "steps are in [training], saving in [checkpoint], evaluation in [eval], trackers in [logging] "
+    "(docs/from-verl.md)",
+    "orchestrator": "sampling is [rollout] and [training], problems are [task] or [environment]",
+    "inference": "servers are [vllm], with [rollout] engine",
+    "ckpt": "checkpoints are [checkpoint]",
+    "wandb": 'it is [logging] trackers = ["wandb"]',
 }
 """Tables of other trainers, with the keys that replace them here."""
 
