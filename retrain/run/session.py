@@ -272,4 +272,5 @@ def finish(context: RunContext, seconds: float) -> None:
     text += f" It ended early: {context.directory.stopped}." if context.directory.stopped else ""
     for best in checkpoint.every(run / "best"):
         text += f" The best by {context.config.checkpoint.best} is {best}."
-    context.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})
+    shown = f"Curves and samples: retrain report {run}"
+    context.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}. {shown}"})
