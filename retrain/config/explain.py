@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from math import inf
@@ -388,13 +388,22 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
                 f"of at least {2 * frozen_base(shape, settings) / 1e9:.2g} GB, which hold the whole LoRA base, MB about"
             )
             found[f"memory on GPUs {least}"] = megabytes(inf)
-    if model.path == RANDOM_MODEL:  # layers of its width would be no model that anybody trains
-        return found
+    return found | _fitting(model.path, shape, on_gpu)
+
+
+def _fitting(path: str, shape: ModelShape, on_gpu: Callable[[ModelShape, int], int]) -> dict[str, Any]:
+    """Return the weights of the largest models of a width that fit common GPUs; {} for the built-in model.
+
+    Args:
+        path: path of the model.
+        shape: its shape.
+        on_gpu: returns the bytes that a model takes on a GPU of so many GB.
+    """
+    if path == RANDOM_MODEL:  # nobody trains more layers of its width
+        return {}
     fits = {gpu: layers_that_fit(shape, gpu, lambda shape, gpu=gpu: on_gpu(shape, gpu)) for gpu in _GPUS}
-    found["parameters_that_fit_at_this_width_about"] = {
-        f"{gpu} GB": replace(shape, layers=layers).parameters if layers else 0 for gpu, layers in fits.items()
-    }
-    return found
+    sizes = {f"{gpu} GB": replace(shape, layers=layers).parameters if layers else 0 for gpu, layers in fits.items()}
+    return {"parameters_that_fit_at_this_width_about": sizes}
 
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:

@@ -118,3 +118,11 @@ def test_a_table_of_another_trainer_is_answered_with_the_sections_here(tmp_path,
         load(file)
     [problem] = refused.value.problems
     assert len(str(problem)) < 600, "not every table of every component"
+
+
+def test_a_component_that_does_not_exist_is_one_mistake_with_its_table(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[[loss]]\nname = "plane"\n[plane]\nx = 1\n')
+    with pytest.raises(ConfigError, match='no loss named "plane"') as refused:
+        load(file)
+    assert len(refused.value.problems) == 1
