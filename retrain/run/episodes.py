@@ -17,8 +17,7 @@ from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
 from retrain.system import event_loop
-from retrain.training.chat import Chat, RenderedPrompt
-from retrain.training.chat_stitcher import ChatStitcher, Transcript
+from retrain.training.chat import Chat, RenderedPrompt, Transcript
 from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn, is_reward
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ class EpisodeRunner:
         self._continuous = False
         if pool is not None:
             self._sampling, self._limits = replace(sampling, continued=True), pool.limits
+            from retrain.training.chat_stitcher import ChatStitcher
+
             self._stitcher = ChatStitcher(chat)
 
     def roll(self, rendered: Sequence[RenderedPrompt], requests: Sequence[Request], first: int = 0) -> list[Rollout]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from retrain import functional as F
 from retrain.algorithms.graph.column_graph import Stage, plan
 from retrain.algorithms.graph.plain_functions import call_context, call_lists
-from retrain.algorithms.graph.unsaved import attributes
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.protocols import StatefulComponent
 from retrain.registry import Bound, signal
@@ -106,6 +105,8 @@ class Pipeline:
                 if part.stateful:
                     self.stateful[stage.name] = part
                 elif stage.bound.component.source != "built-in":
+                    from retrain.algorithms.graph.unsaved import attributes
+
                     self._unsaved[stage.kind, stage.name] = attributes(part)
 
     def unsaved(self) -> str:
@@ -113,6 +114,10 @@ class Pipeline:
 
         It names each of them once. Built-in components may keep caches.
         """
+        if not self._unsaved:
+            return ""
+        from retrain.algorithms.graph.unsaved import attributes
+
         found: list[str] = []
         for place, before in [*self._unsaved.items()]:
             now = attributes(self._built[place])
