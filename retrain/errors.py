@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class RetrainError(Exception):
@@ -91,8 +92,10 @@ class MissingExtraError(ComponentError):
 
 
 def install(extra: str) -> str:
-    """Return the pip command that installs an extra."""
-    return f'pip install "retrain-rl[{extra}]"'
+    """Return the pip command that installs an extra; in a clone, it names the clone."""
+    clone = Path(__file__).parents[1]
+    in_clone = (clone / "pyproject.toml").is_file()
+    return f"pip install -e '{clone}[{extra}]'" if in_clone else f"pip install 'retrain-rl[{extra}]'"
 
 
 def did_you_mean(word: str, known: Sequence[str], otherwise: str = "", cutoff: float = 0.6) -> str:

@@ -4,6 +4,7 @@
 #   TRAIN_SIZE    200              training problems at most
 #   VAL_SIZE      50               validation problems at most
 #   BUILTIN_ONLY  0                1: sums and the built-in model, no download
+#   QUICK         0                with BUILTIN_ONLY, 1: a short warm start and three steps, to try the commands in seconds
 #   USE_MATH      0                1: GSM8K and MATH 1:2 instead of GSM8K alone
 #   RESULTS_FILE                   set: only score this file (JSON lines: predictions, lengths, ground_truth)
 #   MODES         vanilla,dca      advantages to compare; the first is the base of the accuracy-efficiency score
@@ -19,7 +20,7 @@ if [ -n "${RESULTS_FILE:-}" ]; then
     exec "$retrain" score "$RESULTS_FILE" --k 1
 fi
 
-for name in BUILTIN_ONLY USE_MATH; do
+for name in BUILTIN_ONLY QUICK USE_MATH; do
     case ${!name:-0} in 0 | 1) ;; *) echo "$name=${!name}: set it to 0 or 1" >&2; exit 2 ;; esac
 done
 
@@ -29,6 +30,7 @@ if [ "${BUILTIN_ONLY:-0}" = 1 ]; then
     # The built-in model starts from random weights: it trains on the task that the rows are drawn from, whose held-out
     # problems are those of val.jsonl. A few hundred rows would be memorised.
     run=(--set task.name=addition --set warmup.steps=1000 --set "eval.problems=${VAL_SIZE:-50}")
+    [ "${QUICK:-0}" = 1 ] && run+=(--set warmup.steps=20 --set training.max_steps=3 --set eval.problems=8)
 else
     mix=gsm8k
     [ "${USE_MATH:-0}" = 1 ] && mix=gsm8k_math

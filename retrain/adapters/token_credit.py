@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from retrain.algorithms.graph.pipeline import Pipeline
-from retrain.config.document import Document
+from retrain.config.document import Document, Place
 from retrain.config.load import validate
+from retrain.config.positions import Path
 from retrain.config.rules.unread_keys import judged
 from retrain.errors import ConfigError
 from retrain.registry import bind, find, is_dotted
@@ -22,7 +23,11 @@ Tables = Mapping[str, Mapping[str, Any]]
 
 
 def load_credit(
-    mode: str | None, params: Mapping[str, Any], transform: str | Sequence[str] = "none", tables: Tables | None = None
+    mode: str | None,
+    params: Mapping[str, Any],
+    transform: str | Sequence[str] = "none",
+    tables: Tables | None = None,
+    arguments: tuple[str, Mapping[tuple[str, str], str]] = ("retrain.adapters", {}),
 ) -> LoadedConfig:
     """Validate the settings of advantages as in the configuration of a run.
 
@@ -31,6 +36,7 @@ def load_credit(
         params: parameters of the mode.
         transform: see `[algorithm] transform_mode`.
         tables: parameters of transforms and signals.
+        arguments: name of the caller, and key -> the caller's argument that sets it, for messages.
     Raises:
         ConfigError: a setting is invalid or unused; the error lists all of them.
         ComponentError: the mode does not exist.
@@ -44,7 +50,10 @@ def load_credit(
         if not is_dotted(mode) and params:
             table = data.setdefault(find("advantage", mode).table, {})
         table.update(params)
-    loaded = validate(Document("retrain.adapters", data=data))
+    source, names = arguments
+    places: dict[Path, Place] = {(table,): Place(source, 0, 0, (table,)) for table in data}
+    places |= {key: Place(source, 0, 0, (name,)) for key, name in names.items()}
+    loaded = validate(Document(source, data=data, places=places))
     mistakes, _ = judged(loaded.unread.items(), overridden=False)
     if mistakes:
         raise ConfigError(mistakes)

@@ -57,6 +57,16 @@ class HICRAConfig(_trl.GRPOConfig):
         }
 
 
+_NAMES = {
+    ("hicra", "alpha"): "hicra_alpha",
+    ("hicra", "entropy_topk"): "hicra_entropy_topk",
+    ("hicra", "use_planning_tokens"): "use_planning_tokens",
+    ("planning", "strategic_grams"): "strategic_grams",
+    ("planning", "strategic_grams_path"): "strategic_grams_path",
+}
+"""Key -> the argument of HICRAConfig that sets it, which messages name."""
+
+
 class HICRATrainer(AdvantageMixin, _trl.GRPOTrainer):
     """GRPOTrainer that applies the transform `hicra_entropy` to TRL's advantages.
 
@@ -76,7 +86,7 @@ class HICRATrainer(AdvantageMixin, _trl.GRPOTrainer):
             raise TypeError(f"args is a {type(args).__name__}; HICRATrainer takes a HICRAConfig")
         self.retrain_tables = args.tables()
         self._use_hicra = args.use_hicra
-        load_credit(None, {}, self.retrain_transform, self.retrain_tables)
+        load_credit(None, {}, self.retrain_transform, self.retrain_tables, ("HICRAConfig", _NAMES))
         trainer: Any = super()
         trainer.__init__(model=model, reward_funcs=reward_funcs, args=args, **others)
 

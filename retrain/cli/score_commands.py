@@ -24,8 +24,10 @@ _MEANING = {
 
 def score(  # noqa: PLR0913 - the options of the command
     file: Annotated[
-        Path, typer.Argument(help="A run; or JSON lines: predictions, lengths, ground_truth.", show_default=False)
-    ],
+        Path | None,
+        typer.Argument(help="A run; or JSON lines: predictions, lengths, ground_truth.", show_default=False),
+    ] = None,
+    results: Annotated[Path | None, typer.Option("--results", help="The same as the argument.")] = None,
     base: Annotated[
         Path | None, typer.Option("--base", "--base-results", help="Rollouts of another model on the same problems.")
     ] = None,
@@ -47,7 +49,9 @@ def score(  # noqa: PLR0913 - the options of the command
     from retrain.tools.rollout_scores import compare, results_file, score_file, summarize
 
     wanted = ks or ()
-    file = results_file(file, step, eval_set)
+    if (given := file or results) is None or (file and results):
+        raise typer.BadParameter("name one file or run to score, as the argument or after --results")
+    file = results_file(given, step, eval_set)
     found = score_file(str(file), wanted, equivalence)
     facts: dict[str, Any] = summarize(found, wanted)
     if base is not None:

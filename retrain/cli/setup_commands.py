@@ -7,11 +7,13 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli
 import typer
 from rich.console import Console
 from rich.padding import Padding
@@ -36,7 +38,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "math": ("math-verify",),
     "parquet": ("pyarrow",),
     "png": ("resvg-py",),
-    "serve": ("uvicorn",),
+    "serve": ("starlette", "uvicorn"),
     "smollm2": ("accelerate", "gguf"),
     "tensorboard": ("tensorboard",),
     "trackio": ("trackio",),
@@ -49,7 +51,11 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 def init(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
     template: Annotated[
-        str, typer.Option(help="quickstart: builtin model and task; jsonl: your own data; or a recipe of --list.")
+        str,
+        typer.Option(
+            help="quickstart: builtin model and task; jsonl: your own data; or a recipe of --list.",
+            autocompletion=lambda incomplete: [name for name in _templates() if name.startswith(incomplete)],
+        ),
     ] = "quickstart",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the templates, and exit.")] = False,
@@ -76,7 +82,15 @@ def init(
         raise StorageError(
             f"{file}: cannot be written ({error.strerror}); name a file in a directory that you can write"
         ) from None
-    say(f"wrote {file}, and {SCHEMA} for editors\nnext: retrain train {file}")
+    say(f"wrote {file}, and {SCHEMA} for editors\nnext: {_missing_data(text)}retrain train {file}")
+
+
+def _missing_data(text: str) -> str:
+    """Return the advice to write the data file of a configuration, or "" if it exists or none is named."""
+    tables = [table for table in tomli.loads(text).values() if isinstance(table, dict)]
+    paths = [str(table["path"]) for table in tables if str(table.get("path")).endswith((".jsonl", ".parquet"))]
+    missing = [path for path in paths if not Path(path).exists()]
+    return f"put your data into {' and '.join(missing)}, then " if missing else ""
 
 
 def _recipes() -> Path:
@@ -133,7 +147,8 @@ def doctor(as_json: Json = False) -> None:
     """Check this machine. Exit with code 6 if runs cannot be written to the current directory."""
     found, console = dict[str, Any](), Console(highlight=False)
     for name, check in _CHECKS.items():
-        found[name] = _attempt(check)
+        with console.status(f"checking {name}") if console.is_terminal else nullcontext():
+            found[name] = _attempt(check)
         if not as_json:
             _show(console, name, found[name] if isinstance(found[name], dict) else {"": found[name]})
     if as_json:
@@ -223,7 +238,7 @@ def _extras() -> dict[str, str]:
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}".strip() for key, value in values.items())
+    return ", ".join(f"{key}: {value}" if key else str(value) for key, value in values.items())
 
 
 def _engines() -> dict[str, str]:

@@ -30,8 +30,8 @@ def translated(key: str, value: Any) -> str:
         advice = _advice("", key, value)
         return advice and f"{'write' if ' = ' in advice else 'here'} {advice}"
     if key in tables["inside"]:
-        known = list(dict.fromkeys(filter(None, _inside(key, cast("Mapping[str, Any]", value)))))
-        return f"here {'; '.join(known)}" if known else ""
+        if known := list(dict.fromkeys(filter(None, _inside(key, cast("Mapping[str, Any]", value))))):
+            return f"here {'; '.join(known)}"
     return f"here {tables[key]}" if key in tables else ""
 
 

@@ -33,12 +33,16 @@ _SHORTER = "shorten the number, the key or the nesting"
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a value: file, line and column (0 for an override), and the key as it was typed."""
+    """Place of a value: file, line and column (0 for an override), and the key as it was typed.
+
+    For a value of a built-in preset it is the place that names the preset.
+    """
 
     file: str
     line: int
     column: int
     typed: Path
+    preset: str = ""
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Document:
         around = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.places), ())
         place = self.places.get(around, Place(self.file, 1, 1, ()))
         key = show((*place.typed, *path[len(around) :]))
+        problem += f' (set by preset "{place.preset}")' if place.preset else ""
         return ConfigProblem(place.file, place.line, place.column, key, problem, fix, exit_code)
 
     def refuse(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> None:

@@ -8,7 +8,7 @@ checks; it needs a configuration that passed phase 1. Each phase reports all its
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path as FilePath
@@ -20,7 +20,7 @@ from retrain import registry
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
 from retrain.config.positions import Path
-from retrain.config.presets import apply_preset, apply_task_settings, leaves, of_eval_set
+from retrain.config.presets import Preset, apply_preset, apply_task_settings, leaves, of_eval_set
 from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
@@ -84,7 +84,7 @@ def validate(document: Document) -> LoadedConfig:
     unread = {
         path: one
         for path, one in found.items()
-        if (preset is None or one.file != preset.file) and all(path in other.unread for other in sets.values())
+        if not _by_preset(document, path, one, preset) and all(path in other.unread for other in sets.values())
     }
     warnings = [*document.warnings, *(warning for one in sets.values() for warning in one.warnings)]
     return LoadedConfig(
@@ -113,20 +113,28 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     config, wrong = _sections(document, known)
     named = [slot for slot in slots(config, document.data) if not {slot.path[:1], slot.path[:2]} & wrong]
     deferred = [slot for slot in named if needs_import(slot)]
-    pending = _tables(document, known, may_import=bool(deferred) or any(path in wrong for path in _naming()))
+    # The table of a component that does not exist is no second mistake.
+    absent = {slot.name for slot in named if slot.name not in registry.names(slot.kind)}
+    pending = _tables(document, known, absent, may_import=bool(deferred) or any(path in wrong for path in _naming()))
     _check_text(document, config)
     binder = Binder(document, named, config.plugins.search_paths, known)
     bound = {slot: binder.bind(slot) for slot in named if slot not in deferred}
     document.stop()
     bound |= {slot: binder.bind(slot) for slot in deferred}
     if pending:
-        _tables(document, cache(_known_keys), may_import=False)
+        _tables(document, cache(_known_keys), absent, may_import=False)
     document.stop()
     tables = {name: table for name, table in document.data.items() if name not in Config.model_fields}
     components = {slot: one for slot in named if (one := bound[slot])}
     resolved = Resolved(tables, components, config.logging.observe, document.places.keys())
     hide_named([one.params for one in resolved.every()])
     return config, binder, resolved
+
+
+def _by_preset(document: Document, path: Path, problem: ConfigProblem, preset: Preset | None) -> bool:
+    """Return True if a preset sets a key: a built-in one, or a file of the user."""
+    place = document.places.get(path)
+    return preset is not None and (problem.file == preset.file or (place is not None and bool(place.preset)))
 
 
 def _naming() -> list[Path]:
@@ -233,12 +241,13 @@ def _check_text(document: Document, config: Config) -> None:
         )
 
 
-def _tables(document: Document, known: CatalogLoader, may_import: bool) -> bool:
+def _tables(document: Document, known: CatalogLoader, absent: Container[str], may_import: bool) -> bool:
     """Validate the tables of components.
 
     Args:
         document: the configuration.
         known: returns the keys of all tables.
+        absent: names in the file that no component has; their tables are not judged.
         may_import: True if code that is not imported yet may declare further tables.
     Returns:
         True if a table is left that only such code can declare.
@@ -258,7 +267,7 @@ def _tables(document: Document, known: CatalogLoader, may_import: bool) -> bool:
                 collect(document, error, known(), lambda location, table=name: (table, *location))
         elif isinstance(document.data[name], dict) and may_import and not close(name, known()):
             pending = True
-        elif name not in entry_points:
+        elif name not in entry_points and name not in absent:
             value = document.data[name]
             document.refuse(
                 (name,), *(("", "") if document.full else unknown_key((name,), value, known(), document.data))

@@ -35,6 +35,8 @@ _TYPES = {
     "model_attributes_type": "a table",
 }
 _BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+_MODEL_NAMES = ("name", "name_or_path", "model_name", "model_name_or_path")
+"""Names of other trainers for `[model] path`. In other tables, `name` is a key of ours."""
 _LENGTHS = {"too_short": "give at least {min_length}", "too_long": "give at most {max_length}"}
 
 
@@ -139,6 +141,7 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
         data: the configuration, whose texts name its components.
     """
     from retrain.config.aliases import translated
+    from retrain.config.schema import Config
 
     key, is_table = str(path[-1]), isinstance(value, dict)
     table = tuple(part for part in path[:-1] if isinstance(part, str))
@@ -146,6 +149,8 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
     owners = [owner for owner, keys in known.items() if key in keys and owner != table]
     if named := [owner for owner in owners if owner and owner[-1] in _names(data)]:
         owners = named
+    elif path[:-1] == ("model",) and key in _MODEL_NAMES:
+        return "is a key of another trainer", f"write [model] path = {_toml(value)}"
     elif here := translated(key, value):
         return "is a key of another trainer", here
     if not owners and (near := did_you_mean(key, siblings, cutoff=0.75)):
@@ -155,7 +160,9 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
         return "unknown key here", f"{key} belongs {f'in {places}' if owners[0] else 'at the top level'}"
     fix = f"keys of [{'.'.join(table)}]: {', '.join(siblings) or 'none'}"
     if not table:
-        fix = f"tables: {', '.join(sorted(siblings))}" if is_table else "put every key into a table, such as [training]"
+        sections = sorted(name for name in siblings if name in Config.model_fields)
+        fix = f"sections: {', '.join(sections)}; a component's table has its name, and is listed by `retrain plugins`"
+        fix = fix if is_table else "put every key into a table, such as [training]"
     problem = "unknown table" if is_table and not table else "unknown key"
     return problem, did_you_mean(key, siblings, fix)
 

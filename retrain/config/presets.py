@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from os.path import isfile
 from pathlib import Path as FilePath
@@ -95,6 +95,8 @@ def _fill_in(document: Document, source: Document, name: str) -> Preset:
         else:
             _put(document.data, path, value)
             below = {at: one for at, one in source.places.items() if at[: len(path)] == path or at == path[: len(at)]}
+            if (named := document.places.get(_MODE)) is not None and name in preset_names():
+                below = {at: replace(named, typed=one.typed, preset=name) for at, one in below.items()}
             document.places = below | document.places
     return Preset(name, source.file, keys, overridden, tuple(replaced))
 

@@ -105,16 +105,9 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
         components()  # register all names first, so that the user's code cannot take one of them
         return _from_target(kind, name, load_object(name, search_paths), "dotted path")
     listed = f"known: {', '.join(names(kind)) or 'none'}, or a dotted path to your own"
-    if (undeclared := _without_row(kind, name)) is not None:
-        fix = f'add the row "{name}" to "{kind}" in retrain/registry/built_in.py'
-        raise ComponentError(f"{undeclared} declares the {kind} {name}, which has no row", fix)
-    raise ComponentError(f'no {kind} named "{name}"', did_you_mean(name, names(kind), listed))
+    from retrain.registry.undeclared import undeclared
 
-
-def _without_row(kind: str, name: str) -> Path | None:
-    """Return the module of this package that declares a component which is missing from the built-in table."""
-    files = Path(__file__).parents[1].rglob("*.py") if name.isidentifier() else ()
-    return next((file for file in files if f'@{kind}("{name}"' in file.read_text(encoding="utf-8")), None)
+    raise undeclared(kind, name) or ComponentError(f'no {kind} named "{name}"', did_you_mean(name, names(kind), listed))
 
 
 def _load_entry_point(kind: str, name: str) -> Component:

@@ -260,5 +260,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Format a number as a short label: 0.25, 40, 12k."""
+    """Format a number as a short label: 0.25, 40, 12k, 2.5e-4. A longer one would not fit beside an axis."""
+    if 0 < abs(value) < 0.001:
+        power = math.floor(math.log10(abs(value)))
+        return f"{value / 10.0**power:.3g}e{power}"
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"

@@ -292,4 +292,5 @@ def finish(context: RunContext, seconds: float) -> None:
     for best in checkpoint.every(run / "best"):
         text += f" The best by {context.config.checkpoint.best} is {best}."
     text += f" {repeated[:1].upper()}{repeated[1:]}." if repeated else ""
-    context.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})
+    shown = f"Curves and samples: retrain report {run}"
+    context.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}. {shown}"})

@@ -103,7 +103,7 @@ class Access:
         return self.host in _EVERYWHERE and (_is_address(host) or host == socket.gethostname().lower())
 
 
-Answer = Callable[[Request], Awaitable[Response]]
+Respond = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoint(NamedTuple):
@@ -111,7 +111,7 @@ class Endpoint(NamedTuple):
 
     path: str
     method: str
-    answer: Answer
+    answer: Respond
 
 
 def application(endpoints: Sequence[Endpoint], access: Access) -> Starlette:
@@ -122,7 +122,7 @@ def application(endpoints: Sequence[Endpoint], access: Access) -> Starlette:
         access: access control of all paths.
     """
 
-    def checked(answer: Answer) -> Answer:
+    def checked(answer: Respond) -> Respond:
         async def respond(request: Request) -> Response:
             access.check(request.headers)
             return await answer(request)

@@ -7,6 +7,7 @@ import copy
 import secrets
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,6 +34,7 @@ from retrain.serve.http_app import (
 )
 from retrain.serve.http_server import HttpServer
 from retrain.system.masking import masked
+from retrain.training.chat import Chat
 from retrain.types import Completion, Request, Sampling
 
 _POLL_S, _LINGER_S = 0.2, 0.002
@@ -156,7 +158,7 @@ class ServedModel:
         """Add tokens to a choice and send what is certain of its text; return True if the choice has ended."""
         chat, stops, before = self._context.chat, one.given.stops, len(one.ids)
         ids = (*one.ids, *completion.ids)
-        end = chat.until(ids, stops) if stops else None
+        end = _stopped(chat, ids, stops)
         one.ids = ids if end is None else ids[:end]
         text = chat.decode(one.ids)
         ended = None
@@ -261,3 +263,13 @@ class ServedModel:
                 f"has {self._limits.tokens:g}"
             )
         return ids, given.limit or int(min(default, free))
+
+
+def _stopped(chat: Chat, ids: Sequence[int], stops: Sequence[str]) -> int | None:
+    """Return the number of tokens whose text is the first to contain one of the stop strings; None if none does."""
+
+    def contained(count: int) -> bool:
+        text = chat.decode(ids[:count])
+        return any(stop in text for stop in stops)
+
+    return bisect_left(range(len(ids)), True, key=contained) if contained(len(ids)) else None

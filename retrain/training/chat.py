@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.errors import DataError
-from retrain.types import ExpertRow, Problem, Rollout, Turn
+from retrain.types import Completion, ExpertRow, Problem, Rollout, Turn
 
 TemplateMode = Literal["auto", "on", "off"]
 Messages = list[dict[str, str]]
@@ -98,15 +97,6 @@ class Chat:
         them.
         """
         return str(self.tokenizer.decode([token for token in ids if token not in self.hidden]))
-
-    def until(self, ids: Sequence[int], stops: Sequence[str]) -> int | None:
-        """Return the number of tokens whose text is the first to contain one of the stop strings; None if none does."""
-
-        def stopped(count: int) -> bool:
-            text = self.decode(ids[:count])
-            return any(stop in text for stop in stops)
-
-        return bisect_left(range(len(ids)), True, key=stopped) if stopped(len(ids)) else None
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Text of each token, special tokens included; a character of several tokens belongs to the last of them."""
@@ -235,6 +225,45 @@ class Chat:
         if self.templated or isinstance(prompt, str) or [message["role"] for message in prompt] != ["user"]:
             return prompt
         return prompt[0]["content"]
+
+
+@dataclass(eq=False)
+class Transcript:
+    """A conversation as tokens. Sampled tokens are kept as they are and never tokenized again.
+
+    Attributes:
+        prompt: the tokens before the first turn.
+        ids, logprobs: one entry for each token after the prompt; the log-prob of a token that was not sampled is 0.
+        turns: positions of the sampled tokens in `ids`, with their finish reasons.
+    """
+
+    prompt: TokenizedPrompt
+    ids: list[int] = field(default_factory=list[int], kw_only=True)
+    logprobs: list[float] = field(default_factory=list[float], kw_only=True)
+    turns: list[Turn] = field(default_factory=list[Turn], kw_only=True)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Token ids of the whole conversation, prompt included."""
+        return (*self.prompt.ids, *self.ids)
+
+    @property
+    def end(self) -> int | None:
+        """The token that ended the last turn; None if the token limit cut the turn."""
+        return self.ids[-1] if self.turns[-1].finish_reason == "stop" else None
+
+    def add_turn(self, completion: Completion, state: str = "") -> None:
+        """Append a sampled turn; `state` is the key of the environment's state before it, "" if unknown."""
+        start = len(self.ids)
+        self.ids += completion.ids
+        self.logprobs += completion.logprobs
+        origin = completion.finish_reason, completion.weights_version
+        self.turns.append(Turn(start, len(self.ids), *origin, state=state, versions=completion.versions))
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Append the tokens of an observation."""
+        self.ids += ids
+        self.logprobs += [0.0] * len(ids)
 
 
 def plain_text(prompt: str | Messages) -> str:

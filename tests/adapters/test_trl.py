@@ -309,7 +309,7 @@ def test_mistakes_in_tables_are_those_of_a_configuration(model):
         grpo_trainer("maxrl", transform="gtpo", tables={"gtpo": {"bta": 0.1}})
     with pytest.raises(ConfigError, match=r"\[dca\] beta: nothing in this run reads it"):
         grpo_trainer("maxrl", transform="gtpo", tables={"dca": {"beta": 0.3}})
-    with pytest.raises(ConfigError, match=r"\[hicra\] alpha: 3 is out of range"):
+    with pytest.raises(ConfigError, match=r"HICRAConfig: hicra_alpha: 3 is out of range"):
         hicra(model, "unused", hicra_alpha=3)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain.errors import install
 from tests.cli.conftest import installed
 
 
@@ -138,7 +139,7 @@ def test_without_pyarrow_there_is_jsonl_and_a_message(prepare, source, monkeypat
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = prepare("--train-size 3 --val-size 2")
     assert result.exit_code == 0
-    assert 'no parquet files: pyarrow is not installed; pip install "retrain-rl[parquet]"' in result.stderr
+    assert f"no parquet files: pyarrow is not installed; {install('parquet')}" in result.stderr
     assert sorted(path.name for path in Path("data/processed").iterdir()) == ["train.jsonl", "val.jsonl"]
 
 

@@ -122,7 +122,10 @@ def test_version():
     assert (result.exit_code, result.stdout) == (0, f"retrain {__version__}\n")
 
 
-@pytest.mark.parametrize(("words", "found"), [("retrain testb", "testbed"), ("retrain train --resu", "--resume")])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("retrain testb", "testbed"), ("retrain train --resu", "--resume"), ("retrain init --template json", "jsonl")],
+)
 def test_the_shell_completes_commands_and_options(words, found):
     command = "from retrain.cli.main import app; app(prog_name='retrain')"
     asked = {"_RETRAIN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

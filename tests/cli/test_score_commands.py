@@ -22,6 +22,7 @@ def test_the_installed_command_gives_the_published_numbers(results, tmp_path):
 
 def test_the_table_explains_the_aes(cli, results):
     text = cli("score", results[0], "--base", results[1], "--k", "2").stdout
+    assert cli("score", "--results", results[0], "--base_results", results[1], "--k", "2").stdout == text
     assert "pass@1  66.7%  [20.8%, 93.9%]" in text
     assert "AES from pass@1: +0.5000" in text
     assert "AES from avg@n: +1.2500" in text

@@ -158,3 +158,11 @@ def test_schema_and_explain_print_json(tmp_path):
     shown = run("explain", str(file))
     assert "completions per step: 16 prompts x 1 = 16" in shown.stdout
     assert "warning: " in shown.stderr
+
+
+def test_init_names_the_data_that_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = run("init", "mine.toml", "--template", "jsonl").stdout
+    assert "next: put your data into" in said
+    assert "then retrain train mine.toml" in said
+    assert "next: retrain train other.toml" in run("init", "other.toml").stdout

@@ -107,3 +107,30 @@ def test_a_parameter_of_a_component_of_the_file_belongs_in_its_own_table(tmp_pat
     """`beta` of dca is not the KL weight that TRL calls beta: that advice would be accepted and train another loss."""
     with pytest.raises(ConfigError, match=rf"belongs in .*\[{table}\]"):
         load_text(tmp_path, f"[algorithm]\n{written}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("[actor_rollout_ref]\nx = 1\n", "docs/from-verl.md"),
+        ("[trainer]\ntotal_epochs = 3\n", "[checkpoint]"),
+        ("[orchestrator]\nbatch_size = 8\n", "[rollout]"),
+        ("[frobnicate]\nx = 1\n", "sections: "),
+        ('[model]\nname = "some/model"\n', 'write [model] path = "some/model"'),
+    ],
+)
+def test_a_table_of_another_trainer_is_answered_with_the_sections_here(tmp_path, text, answer):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(answer)) as refused:
+        load(file)
+    [problem] = refused.value.problems
+    assert len(str(problem)) < 600, "not every table of every component"
+
+
+def test_a_component_that_does_not_exist_is_one_mistake_with_its_table(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[[loss]]\nname = "plane"\n[plane]\nx = 1\n')
+    with pytest.raises(ConfigError, match='no loss named "plane"') as refused:
+        load(file)
+    assert len(refused.value.problems) == 1

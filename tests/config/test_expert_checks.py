@@ -10,7 +10,7 @@ from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.config.resolve import division
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, install
 from tests.algorithms.test_mix import MIX
 
 TERMS = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "sft"\n'
@@ -66,7 +66,7 @@ def test_parquet_needs_its_extra(loaded, tmp_path, monkeypatch):
     (tmp_path / "expert.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert problem(loaded, TERMS, 'expert.path="expert.parquet"').fix == 'pip install "retrain-rl[parquet]"'
+    assert problem(loaded, TERMS, 'expert.path="expert.parquet"').fix == install("parquet")
 
 
 def test_a_table_that_no_term_reads_is_warned_about(loaded):

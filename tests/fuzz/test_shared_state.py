@@ -77,7 +77,7 @@ def test_an_advantage_that_float32_does_not_hold_is_refused():
     single = batch().replace(rewards=batch().rewards.float())
     mine = Component("advantage", "mine", lambda rewards: rewards.double() + 1e39, "mine", source="dotted path").bind()
     stage = Stage("mine", "advantage", ("rewards",), "advantages", mine)
-    with pytest.raises(UserCodeError, match="NaN or infinite"):
+    with pytest.raises(UserCodeError, match=r"NaN or infinite .*; the group's rewards: [\d.]+, "):
         check_result(Call("advantage", "mine"), stage, mine(single.rewards), vars(single))
 
 

@@ -149,3 +149,4 @@ def test_layers_add_up():
 
 def test_numbers():
     assert [number(value) for value in (0.25, 40, 9999, 12_000, -20_000)] == ["0.25", "40", "9999", "12k", "-20k"]
+    assert [number(value) for value in (0, 0.001, 0.000299, -2.5e-4)] == ["0", "0.001", "2.99e-4", "-2.5e-4"]

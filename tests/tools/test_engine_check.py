@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from retrain.errors import install
 from retrain.registry import engine
 from retrain.registry.component import REGISTERED
 from retrain.tools.engine_check import try_engine
@@ -44,7 +45,7 @@ def test_what_keeps_an_engine_from_working_is_said(broken, monkeypatch):
     assert try_engine("broken") == 'broken: engine "broken": raised OSError: no such device'
     assert try_engine("elsewhere") == "needs [elsewhere] urls"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
-    assert try_engine("vllm") == 'vllm is not installed; pip install "retrain-rl[vllm]"'
+    assert try_engine("vllm") == f"vllm is not installed; {install('vllm')}"
 
 
 def test_an_installation_of_vllm_that_cannot_be_imported_is_broken(monkeypatch):

@@ -105,6 +105,8 @@ class Pipeline:
                 if part.stateful:
                     self.stateful[stage.name] = part
                 elif stage.bound.component.source != "built-in":
+                    from retrain.algorithms.graph.unsaved import attributes
+
                     self._unsaved[stage.kind, stage.name] = attributes(part)
 
     def unsaved(self) -> str:
@@ -112,6 +114,10 @@ class Pipeline:
 
         It names each of them once. Built-in components may keep caches.
         """
+        if not self._unsaved:
+            return ""
+        from retrain.algorithms.graph.unsaved import attributes
+
         found: list[str] = []
         for place, before in [*self._unsaved.items()]:
             now = attributes(self._built[place])
@@ -345,7 +351,10 @@ def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0, 0])
         group = int(columns["group_ids"][row])
-        raise call.fail(f"row {row}, of group {group}: returned a NaN or infinite {stage.writes}")
+        rewards = ", ".join(f"{one:.4g}" for one in columns["rewards"][columns["group_ids"] == group].tolist())
+        raise call.fail(
+            f"row {row}, of group {group}: returned a NaN or infinite {stage.writes}; the group's rewards: {rewards}"
+        )
 
 
 def _spread(value: Any, rows: Tensor, batch: Batch) -> Any:

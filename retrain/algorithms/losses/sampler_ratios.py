@@ -136,6 +136,10 @@ def topr(
     return -weight * advantages * kept, ratio_metrics((log_ratio > 0) & (advantages < 0), log_ratio)
 
 
+_LARGEST_EXPONENT = 80.0
+"""exp(80) is finite in float32 and bfloat16, also times an advantage."""
+
+
 @loss("vespo", vanishes=True)
 def vespo(  # noqa: PLR0913 - four columns and four keys
     logprobs: Tensor,
@@ -153,7 +157,7 @@ def vespo(  # noqa: PLR0913 - four columns and four keys
     -sg(phi) * A * lp,  phi = exp(lambda + k log w - lambda w),  log w = clip(sum_t d_t, ln 1e-8, 20)
 
     d = lp - sampler_lp, sg = no gradient. k and lambda depend on the sign of A. phi is 1 at w = 1. For long rows w is
-    far from 1, and phi is near 0.
+    far from 1, and phi is near 0. With lambda = 0 it grows with w, up to exp(80), which float32 holds.
 
     Args:
         logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
@@ -173,7 +177,8 @@ def vespo(  # noqa: PLR0913 - four columns and four keys
     negative = advantages < 0
     k = torch.full_like(log_weight, k_pos).masked_fill(negative, k_neg)
     rate = torch.full_like(log_weight, lambda_pos).masked_fill(negative, lambda_neg)
-    phi = F.masked.keep((rate + k * log_weight - rate * log_weight.exp()).exp(), response_mask)
+    exponent = (rate + k * log_weight - rate * log_weight.exp()).clamp(max=_LARGEST_EXPONENT)
+    phi = F.masked.keep(exponent.exp(), response_mask)
     metrics = ratio_metrics((phi < 0.01) & response_mask, log_weight)
     return -phi * advantages * kept, metrics | {"policy/weight": phi}
 

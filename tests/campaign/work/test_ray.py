@@ -11,7 +11,7 @@ import pytest
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.campaign.work.campaign_directory import create
 from retrain.campaign.work.programs import ray_task as work
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, install
 from tests.campaign.jobs import outcomes, ran, write
 from tests.waiting import until
 
@@ -57,7 +57,7 @@ def test_a_node_that_does_not_see_the_campaign_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("table", "installed", "message"),
     [
-        ("", False, 'ray is not installed; pip install "retrain-rl[ray]"'),
+        ("", False, f"ray is not installed; {install('ray')}"),
         ('address = "ray://head:10001"', True, "[ray] address"),
         ("gpus_per_run = -1", True, "[ray] gpus_per_run"),
         ("cpus = 1", True, "[ray] cpus"),
