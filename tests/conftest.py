@@ -32,8 +32,13 @@ if find_spec("hypothesis"):  # environments for one engine or executor have no p
     settings.load_profile("any machine")
 
 
+def folder_of_server() -> str:
+    """Make a folder for the server of forks: the path of a socket has at most 107 characters."""
+    return tempfile.mkdtemp(prefix="retrain-tests-", dir=None if len(tempfile.gettempdir()) < 64 else "/tmp")
+
+
 if mine := "RETRAIN_TEST_SERVER" not in os.environ:  # else this is a process of a session that has one
-    os.environ["RETRAIN_TEST_SERVER"] = tempfile.mkdtemp(prefix="retrain-tests-")
+    os.environ["RETRAIN_TEST_SERVER"] = folder_of_server()
     client.install(Path(os.environ["RETRAIN_TEST_SERVER"]))
 
 

@@ -109,8 +109,8 @@ def explain(
     if bibtex:
         return _bibliography(campaign.configs if campaign else (load(file, overrides or ()),))
     if campaign is None:
+        thread_waiting.spin_if_quiet()  # before plug-ins are loaded, which may import torch
         loaded = load(file, overrides or ())
-        thread_waiting.spin_if_quiet()
         run, warnings, facts, head = report(loaded, ranks), loaded.warnings, dict[str, Any](), ""
         if measure:
             run["measured"] = measured(read(file, overrides or ()).data, loaded.config, ranks)

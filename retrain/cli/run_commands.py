@@ -69,6 +69,8 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     """
     from retrain.config.load import load
 
+    if ranks == 1 or launched():
+        thread_waiting.spin_if_quiet()  # before plug-ins are loaded, which may import torch
     loaded = load(file, overrides or ())
     warn(loaded.warnings)
     mode_and_checkpoint = _resume_mode(resume, loaded.config.checkpoint.resume, fresh)
@@ -85,8 +87,6 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
 
         raise typer.Exit(launch(sys.argv[1:], ranks))
     from retrain.cli.run_display import display
-
-    thread_waiting.spin_if_quiet()  # before the next import, which imports torch
     from retrain.run.session import Resume, run
 
     try:

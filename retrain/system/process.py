@@ -77,9 +77,9 @@ class ThreadWaiting:
 
     They wait after every matrix product. By default they spin for about a millisecond. On a busy machine they then
     occupy the core that the awaited thread needs, and a step takes ten times as long. If they sleep at once instead, a
-    step of a small model on a quiet machine takes a third longer. So: `sleep` first; then, right before torch is
-    imported, because its OpenMP runtime reads the environment at import, `spin_if_quiet`. Neither changes anything
-    after the user has set one of `_WAIT_VARIABLES`.
+    step of a small model on a quiet machine takes a third longer. So: `sleep` first; then `spin_if_quiet`, before torch
+    is imported, by this package or by a plug-in, because its OpenMP runtime reads the environment at import. Neither
+    changes anything after the user has set one of `_WAIT_VARIABLES`.
 
     Args:
         busy_seconds: see `_busy_seconds`.

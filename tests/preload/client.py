@@ -4,9 +4,11 @@ Started under the name `retrain` or `python` (see `install`), this program asks 
 its own arguments, environment, working directory and standard streams. It forwards the signals that it gets, ends as
 the fork ends, by the same signal or with the same exit code, and takes the fork with it if it is killed.
 
-It becomes the real program where a fork would differ: if variables that libraries read while they load are not those of
-the server, if PYTHONPATH leads to another copy of the package, or if Python is started with options. Two differences
-remain: the fork has a PID, a session and a process group of its own, and all forks share one seed of `hash`.
+It becomes the real program where a fork would differ: if variables that Python or libraries read while they start are
+not those of the server, if another copy of the package would be imported, if Python is started with options or without
+a program, or if there are other file descriptors than the standard streams. These differences remain: the fork has a
+PID, a session and a process group of its own, all forks share one seed of `hash`, and OpenMP has the number of threads
+of the server until the program sets another.
 
 It imports the standard library alone: it starts in 20 ms, where torch and transformers take five seconds.
 """
@@ -23,24 +25,29 @@ import time
 from pathlib import Path
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-LOADED = ("ATEN_", "DNNL_", "GLIBC_", "HF_", "LD_", "MALLOC_", "ONEDNN_", "OPENBLAS_")
-"""Beginnings of variables that libraries read while they load. Libraries set others later, such as KMP_INIT_AT_FORK."""
-PYTHON = ("PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONINSPECT", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONTRACEMALLOC")
+LIBRARIES = ("ATEN_", "DNNL_", "GLIBC_", "HF_", "LD_", "MALLOC_", "ONEDNN_", "OPENBLAS_", "TRANSFORMERS_")
+LOADED = (*LIBRARIES, "LANG", "LC_", "PYTHON")
+"""Beginnings of variables that are read at the start. Libraries set others later, such as KMP_INIT_AT_FORK."""
+FOLLOWED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED")
+"""Those of them that a fork reads itself."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def loaded(environment: dict[str, str]) -> dict[str, str]:
     """The variables that a process reads once, while it starts or loads its libraries."""
-    return {key: value for key, value in environment.items() if key.startswith(LOADED) or key in PYTHON}
+    return {key: value for key, value in environment.items() if key.startswith(LOADED) and key not in FOLLOWED}
 
 
 def forkable(arguments: list[str], environment: dict[str, str], first: dict[str, str]) -> bool:
     """Whether a fork of a server with the variables `first` runs as the real program would."""
     places = [Path(place) for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
-    places += [Path()] if arguments[1:2] in (["-c"], ["-m"]) else []
+    plain = arguments[0] == "retrain"
+    if not plain and len(arguments) > 1:
+        source = arguments[1] in ("-c", "-m")
+        places.append(Path() if source else Path(arguments[1]).resolve().parent)
+        plain = len(arguments) > 2 if source else Path(arguments[1]).is_file()
     other = any((place / "retrain").is_dir() and place.resolve() != ROOT for place in places)
-    plain = arguments[0] == "retrain" or (arguments[1:] and (arguments[1] in ("-c", "-m") or arguments[1][0] != "-"))
-    return bool(plain) and not other and loaded(environment) == loaded(first)
+    return plain and not other and loaded(environment) == loaded(first)
 
 
 def connect(folder: Path) -> socket.socket:
@@ -56,7 +63,7 @@ def connect(folder: Path) -> socket.socket:
                 server = subprocess.Popen(
                     [sys.executable, "-m", "tests.preload.server", str(folder)],
                     cwd=ROOT,
-                    env={**json.loads((folder / "environment.json").read_text()), "PYTHONPATH": str(ROOT)},
+                    env={**json.loads((folder / "environment.json").read_text()), "PYTHONPATH": ""},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -119,10 +126,12 @@ def install(folder: Path) -> None:
     for inside in ("bin", "forks"):
         (folder / inside).mkdir(parents=True, exist_ok=True)
     (folder / "environment.json").write_text(json.dumps(dict(os.environ)))
+    (folder / "interpreter").symlink_to(sys.executable)  # whose path may be too long for a first line, or have a space
     for name in ("retrain", "python"):
         program = folder / "bin" / name
-        lines = [f"#!{sys.executable} -IS", "import sys", f"sys.path.insert(0, {str(Path(__file__).parent)!r})"]
-        program.write_text("\n".join([*lines, "import client", f"client.main({name!r}, {str(folder)!r})"]) + "\n")
+        lines = [f"#!{folder / 'interpreter'} -IS", "import sys", f"sys.executable = {sys.executable!r}"]
+        lines += [f"sys.path.insert(0, {str(Path(__file__).parent)!r})", "import client"]
+        program.write_text("\n".join([*lines, f"client.main({name!r}, {str(folder)!r})"]) + "\n")
         program.chmod(0o755)
 
 
@@ -130,8 +139,10 @@ def main(name: str, place: str) -> None:
     """Run the program of this name."""
     folder, arguments = Path(place), [name, *sys.argv[1:]]
     environment = dict(os.environ)
-    streams = all(Path(f"/proc/self/fd/{number}").exists() for number in range(3))
-    if streams and forkable(arguments, environment, json.loads((folder / "environment.json").read_text())):
+    held = {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+    if held == {"0", "1", "2"} and forkable(
+        arguments, environment, json.loads((folder / "environment.json").read_text())
+    ):
         run(folder, arguments)
     real = sys.executable if name == "python" else str(Path(sys.executable).with_name("retrain"))
     os.execv(real, [real, *arguments[1:]])

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from io import TextIOWrapper
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ from typing import Any
 from retrain.campaign.work.run_process import _IMPORTED
 from retrain.cli.main import COMMANDS
 from retrain.system.fork import prepare
+from tests.preload.client import FORWARDED
 
 MODULES = [
     *_IMPORTED,
@@ -78,7 +80,13 @@ class Server:
         """Fork the program that a client asks for; returns what to run in the fork, None here."""
         size, streams, _, _ = socket.recv_fds(link, 8, 3)
         file = link.makefile("rb")
-        about = json.loads(file.read(int.from_bytes(size, "big")).decode("utf-8", "surrogateescape"))
+        body = file.read(int.from_bytes(size, "big"))
+        if not size or len(body) < int.from_bytes(size, "big"):  # the client was killed before it had asked
+            for number in streams:
+                os.close(number)
+            link.close()
+            return None
+        about = json.loads(body.decode("utf-8", "surrogateescape"))
         if hasattr(_SERVER, "_forkserver_pid") and {"campaign", "worker"} & set(about["arguments"]):
             prepare(_IMPORTED)
             forkserver.ensure_running()
@@ -120,13 +128,13 @@ def die_interrupted() -> None:
 
 
 def open_streams() -> None:
-    """Make the standard streams of Python from the file descriptors."""
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        stream: Any = os.fdopen(number, mode, closefd=False)
-        if name == "stderr":
-            stream.reconfigure(errors="backslashreplace", line_buffering=True)
-        elif mode == "w" and os.environ.get("PYTHONUNBUFFERED"):
-            stream.reconfigure(write_through=True)
+    """Make the standard streams of Python from the file descriptors, with the encodings that it has at its start."""
+    at_once = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        first, mode, through = getattr(sys, name), "wb" if number else "rb", at_once and number > 0
+        binary: Any = open(number, mode, buffering=0 if through else -1, closefd=False)  # noqa: SIM115
+        lines = not at_once and (number == 2 or binary.isatty())
+        stream = TextIOWrapper(binary, first.encoding, first.errors, "\n", line_buffering=lines, write_through=through)
         setattr(sys, name, stream)
 
 
@@ -145,11 +153,15 @@ def become(about: dict[str, Any]) -> None:
     for name, limits in about["limits"].items():
         resource.setrlimit(int(name), limits)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in about["ignored"]:
-        signal.signal(number, signal.SIG_IGN)
+    for number in FORWARDED:  # the client that started the server may have ignored others
+        default: Any = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in about["ignored"] else default)
     os.environ.clear()
     os.environ.update(about["environment"])
     time.tzset()
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    if numpy := sys.modules.get("numpy"):  # `random` does so by itself
+        numpy.random.seed()
     open_streams()
     if getattr(_SERVER, "_forkserver_pid", None) is not None:  # whether it lives can only its parent ask
         _SERVER.ensure_running = resource_tracker.ensure_running
@@ -175,14 +187,14 @@ def run(name: str, arguments: list[str]) -> None:
         exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
         return
     else:
-        file, sys.argv = arguments[0], arguments
+        file, sys.argv = os.path.abspath(arguments[0]), arguments
         sys.path.insert(0, str(Path(file).resolve().parent))
     main.__file__ = file
     exec(compile(Path(file).read_bytes(), file, "exec"), main.__dict__)
 
 
 if __name__ == "__main__":
-    PATH = [place for place in sys.path if place not in ("", os.getcwd())]
+    PATH = sys.path[1:]  # without the working directory, from which this module comes
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
@@ -192,6 +204,8 @@ if __name__ == "__main__":
     try:
         run(program["arguments"][0], program["arguments"][1:])
     except (Exception, KeyboardInterrupt) as error:
-        sys.excepthook(type(error), error, getattr(error.__traceback__, "tb_next", None))  # without this frame
+        while (trace := error.__traceback__) and trace.tb_frame.f_code.co_filename == __file__:
+            error.__traceback__ = trace.tb_next  # without the frames of this file
+        sys.excepthook(type(error), error, trace)
         INTERRUPTED.append(isinstance(error, KeyboardInterrupt))
         sys.exit(1)

@@ -2,17 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import folder_of_server
 from tests.forks import PYTHON, RETRAIN
 from tests.preload import client
 from tests.waiting import PATIENCE_S, alive, ends, fork_of, until
 
+SERVER = Path(os.environ["RETRAIN_TEST_SERVER"])
 REAL = str(Path(sys.executable).with_name("retrain"))
 EACH = pytest.mark.parametrize("python", [PYTHON, sys.executable], ids=["fork", "real"])
 FORKED = "import sys; print('torch' in sys.modules)"
@@ -47,13 +51,15 @@ def test_it_ends_as_the_program_does(python, source, code):
 
 
 STATE = """
-import atexit, json, os, signal, sys, threading
+import atexit, importlib.util, json, os, signal, sys, threading
 atexit.register(print, "at the end")
 threading.Thread(target=lambda: print("in a thread", file=sys.stderr)).start()
 print(json.dumps([
     sys.argv, sys.path[0] and os.path.realpath(sys.path[0]), os.getcwd(), os.umask(0), sys.stdin.read(), __name__,
     sys.stdout.isatty(), os.environ.get("OF_A_TEST"), signal.getsignal(signal.SIGTERM) == signal.SIG_IGN,
     signal.getsignal(signal.SIGINT) is signal.default_int_handler, os.nice(0), sorted(os.sched_getaffinity(0)),
+    sys.dont_write_bytecode, importlib.util.find_spec("tests") is None,
+    [(stream.encoding, stream.errors, stream.line_buffering) for stream in (sys.stdin, sys.stdout, sys.stderr)],
 ]))
 """
 
@@ -61,7 +67,7 @@ print(json.dumps([
 @pytest.mark.parametrize("form", [["-c", STATE, "x", "--y"], ["-m", "state", "x"], ["state.py", "-c"]], ids=str)
 def test_its_surroundings_are_those_of_the_program(form, tmp_path):
     (tmp_path / "state.py").write_text(STATE)
-    environment = os.environ | {"OF_A_TEST": "ä"}
+    environment = os.environ | {"OF_A_TEST": "ä", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def prepared():
         os.umask(0o027)
@@ -69,12 +75,12 @@ def test_its_surroundings_are_those_of_the_program(form, tmp_path):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     fork, real = (
-        run(python, *form, cwd=tmp_path, env=environment, input="typed", preexec_fn=prepared)
+        run(python, *form, cwd=tmp_path, env=environment, input="typed\r\n", preexec_fn=prepared)
         for python in (PYTHON, sys.executable)
     )
     assert real.returncode == 0, real.stderr
     assert (fork.returncode, fork.stdout, fork.stderr) == (0, real.stdout, real.stderr)
-    assert json.loads(real.stdout.splitlines()[0])[4] == "typed"
+    assert json.loads(real.stdout.splitlines()[0])[4] == "typed\r\n"
 
 
 WAITS = r"""
@@ -142,12 +148,15 @@ def test_the_command_is_the_installed_one(tmp_path):
         (["retrain", "train", "run.toml"], {}, True),
         (["python", "-c", "pass"], {"RETRAIN_CACHE": "cache", "PYTHONPATH": "/somewhere"}, True),
         (["python", "-m", "retrain"], {}, True),
-        (["python", "file.py"], {}, True),
+        (["python", __file__], {}, True),
+        (["python", "nowhere.py"], {}, False),
         (["python"], {}, False),
         (["python", "-I", "-c", "pass"], {}, False),
         (["retrain", "--version"], {"ATEN_CPU_CAPABILITY": "default"}, False),
         (["retrain", "--version"], {"HF_HOME": "elsewhere"}, False),
         (["retrain", "--version"], {"PYTHONHASHSEED": "1"}, False),
+        (["retrain", "--version"], {"PYTHONWARNINGS": "error"}, False),
+        (["retrain", "--version"], {"LC_ALL": "of a test"}, False),
     ],
 )
 def test_what_a_fork_cannot_be_is_started_in_full(arguments, variables, forkable):
@@ -158,6 +167,71 @@ def test_another_copy_of_the_package_is_started_in_full(tmp_path):
     (tmp_path / "retrain").mkdir()
     (tmp_path / "retrain" / "__init__.py").touch()
     (tmp_path / "retrain" / "__main__.py").write_text("print('the copy')")
-    for options in ({"cwd": tmp_path}, {"cwd": "/", "env": os.environ | {"PYTHONPATH": str(tmp_path)}}):
-        done = run(PYTHON, "-m", "retrain", **options)
+    (tmp_path / "beside.py").write_text("import retrain.__main__")
+    for program, options in (
+        (["-m", "retrain"], {"cwd": tmp_path}),
+        (["-m", "retrain"], {"cwd": "/", "env": os.environ | {"PYTHONPATH": str(tmp_path)}}),
+        ([tmp_path / "beside.py"], {"cwd": "/"}),
+    ):
+        done = run(PYTHON, *program, **options)
         assert done.stdout == "the copy\n", done.stderr
+
+
+@EACH
+def test_a_file_descriptor_that_is_passed_is_there(python):
+    reads, writes = os.pipe()
+    assert run(python, "-c", f"import os; os.write({writes}, b'x')", pass_fds=[writes]).returncode == 0
+    assert os.read(reads, 2) == b"x"
+    os.close(reads)
+    os.close(writes)
+
+
+@pytest.mark.parametrize("program", [["-c", "1 / 0"], ["-c", "1 +"], ["raises.py"]], ids=str)
+def test_the_traceback_is_that_of_the_program(program, tmp_path):
+    (tmp_path / "raises.py").write_text("def fails():\n    1 / 0\n\n\nfails()\n")
+    fork, real = (run(python, *program, cwd=tmp_path).stderr for python in (PYTHON, sys.executable))
+    assert fork == real
+
+
+@EACH
+def test_what_is_written_unbuffered_is_there_at_once(python):
+    source = "import os; print(1); os._exit(0)"
+    assert run(python, "-c", source, env=os.environ | {"PYTHONUNBUFFERED": "1"}).stdout == "1\n"
+    assert run(python, "-c", source, env=os.environ | {"PYTHONUNBUFFERED": ""}).stdout == ""
+
+
+def test_no_two_forks_draw_the_same_numbers():
+    source = "import random, numpy; print(random.random()); print(numpy.random.rand())"
+    one, other = (run(PYTHON, "-c", source).stdout.split() for _ in range(2))
+    assert len({*one, *other}) == 4
+
+
+def test_a_client_that_is_killed_before_it_asks_costs_nobody_else_anything():
+    with subprocess.Popen([PYTHON, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        client.connect(SERVER).close()
+        assert run(PYTHON, "-c", FORKED).stdout == "True\n"
+        process.terminate()
+        assert ends(process) == 75
+
+
+@pytest.mark.slow  # it needs a server of its own
+def test_what_the_first_client_ignores_the_others_do_not(tmp_path):
+    folder = Path(folder_of_server())
+    client.install(folder)
+    python = str(folder / "bin" / "python")
+    run(python, "-c", "pass", preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    assert run(python, "-c", "import os; os.kill(os.getpid(), 15)").returncode == -signal.SIGTERM
+    shutil.rmtree(folder)
+
+
+def test_interpreters_and_folders_may_have_any_path(tmp_path, monkeypatch):
+    (tmp_path / "two words").symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "two words" / "bin" / "python"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
+    folder = Path(folder_of_server())
+    assert len(str(folder / "socket.new")) < 108
+    client.install(folder)
+    shown = run(folder / "bin" / "python", "-X", "utf8", "-c", "import sys; print(sys.executable)").stdout
+    assert shown == f"{sys.executable}\n"
+    shutil.rmtree(folder)

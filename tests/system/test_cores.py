@@ -6,8 +6,10 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
-from retrain.system.process import ThreadWaiting, _busy_seconds, cpu_threads
+from retrain.cli.main import app
+from retrain.system.process import ThreadWaiting, _busy_seconds, cpu_threads, thread_waiting
 from tests.waiting import until
 
 TINY, SMALL, LARGE = 1_400_000, 20_000_000, 135_000_000
@@ -116,3 +118,15 @@ def test_the_command_lets_threads_sleep_before_torch_is_imported():
     environment = {name: value for name, value in os.environ.items() if name not in WAITING}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "passive False", done.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "explain"])
+def test_it_is_decided_before_a_plug_in_can_import_torch(tmp_path, monkeypatch, command):
+    done = []
+    monkeypatch.setattr(thread_waiting, "spin_if_quiet", lambda: done.append("decided"))
+    monkeypatch.setattr(os, "plug_in", lambda: done.append("imported"), raising=False)
+    (tmp_path / "early.py").write_text("import os\nos.plug_in()\nraise ImportError\n")
+    (tmp_path / "run.toml").write_text('algorithm.advantage_mode = "early.advantage"\n')
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, [command, "run.toml"]).exit_code
+    assert done == ["decided", "imported"]
