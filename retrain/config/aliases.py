@@ -29,9 +29,9 @@ def translated(key: str, value: Any) -> str:
     if not isinstance(value, Mapping):
         advice = _advice("", key, value)
         return advice and f"{'write' if ' = ' in advice else 'here'} {advice}"
-    if key in tables["inside"]:
-        if known := list(dict.fromkeys(filter(None, _inside(key, cast("Mapping[str, Any]", value))))):
-            return f"here {'; '.join(known)}"
+    inside = cast("Mapping[str, Any]", value) if key in tables["inside"] else {}
+    if known := list(dict.fromkeys(filter(None, _inside(key, inside)))):
+        return f"here {'; '.join(known)}"
     return f"here {tables[key]}" if key in tables else ""
 
 

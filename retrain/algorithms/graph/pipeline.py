@@ -116,7 +116,6 @@ class Pipeline:
         """
         if not self._unsaved:
             return ""
-        from retrain.algorithms.graph.unsaved import attributes
 
         found: list[str] = []
         for place, before in [*self._unsaved.items()]:
