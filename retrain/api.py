@@ -1,4 +1,4 @@
-"""What programs use that open and study runs, as `retrain.lab` does. Components need only `retrain` itself.
+"""Names for programs that open and study runs, as `retrain.lab` does. Components need only `retrain` itself.
 
 Names are imported on first use, so that a program that only reads a configuration does not import torch.
 """

@@ -387,7 +387,7 @@ MUTANTS = [
     ),
     Mutant(
         "the rows of another rank read from a checkpoint",
-        "training/distributed/sharding.py",
+        "training/distributed/sharded_tensors.py",
         [("(mesh.get_rank(), mesh.get_rank() + 1)", "(0, 1)")],
         ["run/test_rank_runs.py"],
     ),

@@ -17,8 +17,7 @@ from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
 from retrain.system import event_loop
-from retrain.training.chat import Chat, RenderedPrompt
-from retrain.training.transcript import Transcript
+from retrain.training.chat import Chat, RenderedPrompt, Transcript
 from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn, is_reward
 
 if TYPE_CHECKING:

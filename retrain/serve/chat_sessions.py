@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from retrain.functional.seeds import derive_seed
-from retrain.training.chat import Chat
+from retrain.training.chat import Chat, Transcript
 from retrain.training.chat_stitcher import ChatStitcher, Tools
-from retrain.training.transcript import Transcript
 from retrain.types import Completion, Problem, Rollout
 
 ChatMessage = dict[str, str]

@@ -340,7 +340,7 @@ class _Tensors:
         """
         stored, prefix = self.by_name, ""
         if self._may_be_sharded:
-            from retrain.training.distributed.sharding import is_sharded, local
+            from retrain.training.distributed.sharded_tensors import is_sharded, local
 
             if is_sharded(tensor):
                 stored, prefix, tensor = self.rows, _ROWS, local(tensor)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retrain.system.extras import library
-from retrain.training.distributed.sharding import like, local
+from retrain.training.distributed.sharded_tensors import like, local
 from retrain.training.settings import PolicySettings
 from retrain.types import State
 

@@ -18,7 +18,8 @@ from retrain.errors import UserCodeError
 from retrain.functional.mismatch import Mismatch
 from retrain.protocols import ALONE, Ranks
 from retrain.training.cpu_kernels import trim_freed_memory
-from retrain.training.distributed.sharding import like, local, shard
+from retrain.training.distributed.sharded_tensors import like, local
+from retrain.training.distributed.sharding import shard
 from retrain.training.model.forward import Forward, MicroBatch, ValueForward
 from retrain.training.model.loading import ParameterReader
 from retrain.training.optim import VALUE_HEAD, Optimizer

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from retrain.functional.rounding import stochastic
 from retrain.functional.seeds import derive_seed
-from retrain.training.distributed.sharding import is_sharded, like, local
+from retrain.training.distributed.sharded_tensors import is_sharded, like, local
 
 
 class RoundedWeights:

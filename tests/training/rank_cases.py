@@ -28,7 +28,7 @@ from retrain.storage.checkpoint import save
 from retrain.storage.run_directory import ExistingRun
 from retrain.training.auxiliary.critic import Critic
 from retrain.training.distributed.ranks import join
-from retrain.training.distributed.sharding import local
+from retrain.training.distributed.sharded_tensors import local
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.model.quantized import quantize
 from retrain.training.policy import TorchPolicy
