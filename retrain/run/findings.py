@@ -96,7 +96,9 @@ def tag_never_seen(run: Evidence) -> str:
             if tag in run.hidden:
                 return f"{start}{tag} is a special token that rewards do not see: leave it out of the pattern"
             if prompts and all(prompt.endswith(tag) for prompt in prompts):
-                return f"{start}the prompt ends with {tag}, so the completion starts after it: leave {tag} out of it"
+                return (
+                    f"{start}the prompt ends with {tag}, so completions start after it: leave {tag} out of the pattern"
+                )
         if (cut := fmean(one.truncated for one in run.rollouts)) > 0.5:
             most = run.config.training.max_tokens
             return f"{start}{cut:.0%} of the completions were cut off: raise [training] max_tokens, now {most}"
@@ -184,14 +186,12 @@ def reward_without_accuracy(run: Evidence) -> str:
     points, low, high = change(run.evals)
     if low > 0 or (fmean(halves[1]) - fmean(halves[0]) - error) / most <= max(high, 0.0):
         return ""
-    odd = sorted(
-        (one for one in run.rollouts if one.reward is not None),
-        key=lambda one: -abs((one.reward or 0.0) / most - bool(one.correct)),
-    )
-    quoted = " and ".join(f"{' '.join(one.text.split())[:_TEXT]!r} (reward {one.reward:.3g})" for one in odd[:2])
+    gaps = [(abs(one.reward / most - bool(one.correct)), one) for one in run.rollouts if one.reward is not None]
+    odd = [one for gap, one in sorted(gaps, key=lambda pair: -pair[0])[:2] if gap > 0.5]
+    quoted = " and ".join(f"{' '.join(one.text.split())[:_TEXT]!r} (reward {one.reward:.3g})" for one in odd)
     return (
         f"the training reward rose from {fmean(halves[0]):.3g} to {fmean(halves[1]):.3g}, and held-out accuracy "
-        f"changed by {100 * points:+.1f} points: read samples, such as {quoted}"
+        f"changed by {100 * points:+.1f} points: read samples{quoted and f', such as {quoted}'}"
     )
 
 
