@@ -35,7 +35,7 @@ _TEXT = 60
 
 @dataclass
 class Evidence:
-    """What findings look at.
+    """Figures and rollouts that findings look at.
 
     Attributes:
         config: the configuration.
@@ -243,9 +243,9 @@ FINDINGS: tuple[Callable[[Evidence], str], ...] = (
 
 
 class RunFindings:
-    """Asks the findings after the first step, every ten steps and at the end; each speaks once.
+    """Calls the findings after the first step, every ten steps and at the end; each speaks once.
 
-    Their texts go to the observer and to status.json, with the names of all that were asked. A resumed run keeps the
+    Their texts go to the observer and to status.json, with the names of all of them. A resumed run keeps the
     texts up to its checkpoint and does not repeat them. Only rank 0 has findings.
 
     Args:
@@ -263,23 +263,23 @@ class RunFindings:
         self._write()
 
     def after_step(self, row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> None:
-        """Record a step, and ask the findings if it is time."""
+        """Record a step, and call the findings if it is time."""
         self.evidence.rows.append(row)
         self.evidence.rollouts = rollouts
         if (done := len(self.evidence.rows)) == 1 or done % _EVERY == 0:
-            self._ask()
+            self._check()
 
     def after_evaluation(self, row: Mapping[str, Any]) -> None:
         """Record an evaluation."""
         self.evidence.evals.append(row)
 
     def after_run(self) -> str:
-        """Ask the findings at the end. Return that of `no_update`, which the last line of the run repeats."""
+        """Call the findings at the end. Return that of `no_update`, which the last line of the run repeats."""
         self.evidence.ended = True
-        self._ask()
+        self._check()
         return no_update(self.evidence)
 
-    def _ask(self) -> None:
+    def _check(self) -> None:
         known = {one["name"] for one in self._found}
         for finding in FINDINGS:
             name = finding.__name__
@@ -290,5 +290,5 @@ class RunFindings:
                 self._observe("message", {"text": f"{name}: {text} ({page})", "level": "warning"})
 
     def _write(self) -> None:
-        asked = [finding.__name__ for finding in FINDINGS]
-        self._directory.write_facts({"findings": self._found, "looked_at": asked})
+        names = [finding.__name__ for finding in FINDINGS]
+        self._directory.write_facts({"findings": self._found, "looked_at": names})
