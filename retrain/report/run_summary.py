@@ -24,7 +24,7 @@ def status(run: Path) -> dict[str, Any]:
     Returns:
         path, state ("running", "killed", or the outcome), steps, max_steps, reward, accuracy with ci_low and ci_high
         after eval_step steps, eta_s while running, checkpoint (name of the newest), owner, error, stopped (the reason
-        of an early end), findings, and looked_at (names of the findings that were asked). A value that is not known
+        of an early end), findings, and looked_at (names of all findings). A value that is not known
         yet is None.
 
     Raises:

@@ -35,7 +35,7 @@ _TEXT = 60
 
 @dataclass
 class Evidence:
-    """What findings look at.
+    """Figures and rollouts that findings look at.
 
     Attributes:
         config: the configuration.
@@ -96,7 +96,9 @@ def tag_never_seen(run: Evidence) -> str:
             if tag in run.hidden:
                 return f"{start}{tag} is a special token that rewards do not see: leave it out of the pattern"
             if prompts and all(prompt.endswith(tag) for prompt in prompts):
-                return f"{start}the prompt ends with {tag}, so the completion starts after it: leave {tag} out of it"
+                return (
+                    f"{start}the prompt ends with {tag}, so completions start after it: leave {tag} out of the pattern"
+                )
         if (cut := fmean(one.truncated for one in run.rollouts)) > 0.5:
             most = run.config.training.max_tokens
             return f"{start}{cut:.0%} of the completions were cut off: raise [training] max_tokens, now {most}"
@@ -184,14 +186,12 @@ def reward_without_accuracy(run: Evidence) -> str:
     points, low, high = change(run.evals)
     if low > 0 or (fmean(halves[1]) - fmean(halves[0]) - error) / most <= max(high, 0.0):
         return ""
-    odd = sorted(
-        (one for one in run.rollouts if one.reward is not None),
-        key=lambda one: -abs((one.reward or 0.0) / most - bool(one.correct)),
-    )
-    quoted = " and ".join(f"{' '.join(one.text.split())[:_TEXT]!r} (reward {one.reward:.3g})" for one in odd[:2])
+    gaps = [(abs(one.reward / most - bool(one.correct)), one) for one in run.rollouts if one.reward is not None]
+    odd = [one for gap, one in sorted(gaps, key=lambda pair: -pair[0])[:2] if gap > 0.5]
+    quoted = " and ".join(f"{' '.join(one.text.split())[:_TEXT]!r} (reward {one.reward:.3g})" for one in odd)
     return (
         f"the training reward rose from {fmean(halves[0]):.3g} to {fmean(halves[1]):.3g}, and held-out accuracy "
-        f"changed by {100 * points:+.1f} points: read samples, such as {quoted}"
+        f"changed by {100 * points:+.1f} points: read samples{quoted and f', such as {quoted}'}"
     )
 
 
@@ -243,9 +243,9 @@ FINDINGS: tuple[Callable[[Evidence], str], ...] = (
 
 
 class RunFindings:
-    """Asks the findings after the first step, every ten steps and at the end; each speaks once.
+    """Calls the findings after the first step, every ten steps and at the end; each speaks once.
 
-    Their texts go to the observer and to status.json, with the names of all that were asked. A resumed run keeps the
+    Their texts go to the observer and to status.json, with the names of all of them. A resumed run keeps the
     texts up to its checkpoint and does not repeat them. Only rank 0 has findings.
 
     Args:
@@ -263,23 +263,23 @@ class RunFindings:
         self._write()
 
     def after_step(self, row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> None:
-        """Record a step, and ask the findings if it is time."""
+        """Record a step, and call the findings if it is time."""
         self.evidence.rows.append(row)
         self.evidence.rollouts = rollouts
         if (done := len(self.evidence.rows)) == 1 or done % _EVERY == 0:
-            self._ask()
+            self._check()
 
     def after_evaluation(self, row: Mapping[str, Any]) -> None:
         """Record an evaluation."""
         self.evidence.evals.append(row)
 
     def after_run(self) -> str:
-        """Ask the findings at the end. Return that of `no_update`, which the last line of the run repeats."""
+        """Call the findings at the end. Return that of `no_update`, which the last line of the run repeats."""
         self.evidence.ended = True
-        self._ask()
+        self._check()
         return no_update(self.evidence)
 
-    def _ask(self) -> None:
+    def _check(self) -> None:
         known = {one["name"] for one in self._found}
         for finding in FINDINGS:
             name = finding.__name__
@@ -290,5 +290,5 @@ class RunFindings:
                 self._observe("message", {"text": f"{name}: {text} ({page})", "level": "warning"})
 
     def _write(self) -> None:
-        asked = [finding.__name__ for finding in FINDINGS]
-        self._directory.write_facts({"findings": self._found, "looked_at": asked})
+        names = [finding.__name__ for finding in FINDINGS]
+        self._directory.write_facts({"findings": self._found, "looked_at": names})

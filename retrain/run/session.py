@@ -270,7 +270,7 @@ def _findings(context: RunContext, start: int) -> RunFindings | None:
         config=context.config,
         rewards=context.components.all("reward"),
         losses=context.components.all("loss"),
-        hidden=context.chat.hidden.values(),
+        hidden=context.chat.hidden,
         written=context.chat.written.values(),
         prompts=[one.prompt for one in problems if isinstance(one.prompt, str)],
         rows=[*rows],

@@ -45,7 +45,7 @@ class AnswerForm(NamedTuple):
 
 
 class Paid(NamedTuple):
-    """What the rewards pay for a form, as means over the problems.
+    """Payment of the rewards for a form, as means over the problems.
 
     Attributes:
         form: the form.

@@ -96,7 +96,7 @@ class Chat:
         Other special tokens, such as a `<think>` of the tokenizer, are part of the text, so that a reward can read
         them.
         """
-        return str(self.tokenizer.decode([token for token in ids if token not in self.hidden]))
+        return str(self.tokenizer.decode([token for token in ids if token not in self._markers]))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Text of each token, special tokens included; a character of several tokens belongs to the last of them."""
@@ -199,11 +199,15 @@ class Chat:
     def _text(self) -> TokenText:
         return TokenText(self.tokenizer, special=True)
 
+    @property
+    def hidden(self) -> set[str]:
+        """Texts of the special tokens that `decode` leaves out: begin, end, padding, and those of `written`."""
+        return {str(self.tokenizer.convert_ids_to_tokens(one)) for one in self._markers if one is not None}
+
     @cached_property
-    def hidden(self) -> Mapping[int, str]:
-        """Special tokens that `decode` leaves out, id -> text: begin, end, padding, and those of `written`."""
-        ids = {getattr(self.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")} | {self.end_id}
-        return {one: str(self.tokenizer.convert_ids_to_tokens(one)) for one in ids if one is not None} | self.written
+    def _markers(self) -> frozenset[int | None]:
+        ids = {getattr(self.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")}
+        return frozenset((*ids, self.end_id, *self.written))
 
     @cached_property
     def written(self) -> dict[int, str]:

@@ -135,7 +135,7 @@ def test_a_reward_that_rises_alone():
     run = evidence(*steps, evals=flat, rewards=[component("mine")], rollouts=odd)
     text = findings.reward_without_accuracy(run)
     assert text.startswith("the training reward rose from 0.106 to 0.898, and held-out accuracy changed by +1.0 points")
-    assert "'a trick' (reward 1)" in text
+    assert text.endswith("+1.0 points: read samples, such as 'a trick' (reward 1)")
     run.evals = [flat[0], measured(10, 0.8, 0.76, 0.84)]
     assert not findings.reward_without_accuracy(run)
     run.evals = flat[:1]
