@@ -333,7 +333,7 @@ class WorkerPool:
         worker.retire()
         if status == "refused":
             raise ComponentError(*rest)
-        raise UserCodeError(f"loading {what} raised {rest[0]}{self._spec.hint}\n{rest[2]}")
+        raise UserCodeError(f"loading {what} raised {rest[0]}\n{rest[2]}")
 
     async def call_all(
         self, bodies: Sequence[Any], parse: Callable[[int, Any], T], spent: Callable[[T], bool] = lambda _: False

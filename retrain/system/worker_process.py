@@ -48,7 +48,6 @@ class WorkerSpec:
         python: path of another interpreter, which imports this package and otherwise only its own packages; None uses
             this interpreter.
         at_once: number of calls that the worker handles concurrently, each in a thread.
-        hint: text appended to the error if the worker raises while it loads what it needs.
         log: file to which the worker appends what it prints; "" discards it. The file has at most 1 MB.
     """
 
@@ -60,7 +59,6 @@ class WorkerSpec:
     variables: Sequence[str] = ()
     python: str | None = None
     at_once: int = 1
-    hint: str = ""
     log: str = ""
 
 

@@ -233,6 +233,8 @@ TRUST: dict[str, Case] = {
     "T16": _case("a plug-in that writes into its columns", "refused by name",
                  f"{SHARED}::test_writing_into_a_column_is_refused_by_name",
                  f"{SHARED}::test_writing_into_the_batch_is_refused"),
+    "T17": _case("a plug-in that raises, exits, or puts escapes into its error", "named, with its own lines only",
+                 "fuzz/test_plugins.py::test_what_is_raised", "fuzz/test_plugins.py::test_what_a_verb_raises"),
     "T18": _case("a tracker whose attributes raise", "one warning, the run goes on",
                  f"{GUARD}::test_a_tracker_whose_attribute_raises_is_dropped_with_one_warning"),
     "T19": _case("resuming with another tokenizer, configuration or base", "refused; --allow-change model",

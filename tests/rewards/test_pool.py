@@ -52,9 +52,11 @@ def pool(*rewards, **settings):
     )
 
 
-def innermost(scorer):
-    """The process of the worker that was started last."""
-    return [pid for pid in descendants(os.getpid()) if alive(pid)][-1]
+def worker_of(scorer):
+    """The process of the pool's only worker."""
+    mine = [pid for pid in descendants(os.getpid()) if alive(pid)]
+    (found,) = (pid for pid in mine if b"retrain.rewards.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return found
 
 
 def items(*completions, answer="right"):
@@ -129,20 +131,20 @@ def test_a_hang_is_killed_and_costs_its_own_item_only():
 def test_an_idle_worker_that_dies_is_replaced():
     with pool(bound("by_text")) as scorer:
         assert scorer.score(items("right"))[0].value == 1.0
-        first = innermost(scorer)
+        first = worker_of(scorer)
         os.kill(first, signal.SIGKILL)
         until(lambda: not alive(first))
         assert scorer.score(items("right"))[0].status == "ok"
-        assert innermost(scorer) != first
+        assert worker_of(scorer) != first
 
 
 @pytest.mark.slow
 def test_workers_die_with_a_killed_parent(tmp_path):
     script = (
-        "import sys; from tests_pool import pool, bound, innermost, items\n"
+        "import sys; from tests_pool import pool, bound, worker_of, items\n"
         "scorer = pool(bound('by_text'))\n"
         "scorer.score(items('right'))\n"
-        "print(innermost(scorer), flush=True)\n"
+        "print(worker_of(scorer), flush=True)\n"
         "scorer.score(items('hang'))\n"
     )
     (tmp_path / "tests_pool.py").write_text(
@@ -167,16 +169,16 @@ def test_workers_outlive_the_thread_that_first_asked():
     asking.start()
     asking.join()
     with made[0] as scoring:
-        first = innermost(scoring)
+        first = worker_of(scoring)
         for _ in range(20):  # the system would tell them within a moment
             time.sleep(0.01)
             assert scoring.score(items("right"))[0].value == 1.0
-        assert innermost(scoring) == first
+        assert worker_of(scoring) == first
 
 
 def test_close_ends_the_workers_and_score_starts_new_ones():
     scorer = pool(bound("by_text"))
-    pid = innermost(scorer)
+    pid = worker_of(scorer)
     scorer.close()
     until(lambda: not alive(pid))
     assert scorer.score(items("right"))[0].value == 1.0
