@@ -113,7 +113,7 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     config, wrong = _sections(document, known)
     named = [slot for slot in slots(config, document.data) if not {slot.path[:1], slot.path[:2]} & wrong]
     deferred = [slot for slot in named if needs_import(slot)]
-    # The table of a component that does not exist is no second mistake.
+    # A component that does not exist is one mistake, together with its table.
     absent = {slot.name for slot in named if slot.name not in registry.names(slot.kind)}
     pending = _tables(document, known, absent, may_import=bool(deferred) or any(path in wrong for path in _naming()))
     _check_text(document, config)

@@ -413,27 +413,26 @@ class TorchPolicy:
             before, gradient = self.optimizer.sampled()
             with self._rounded.updated(self.step + 1) if self._rounded else nullcontext():
                 metrics["optim/lr"] = self.optimizer.step(self.step)
-            metrics["update/weight_change"] = self._change(before, gradient, metrics["optim/lr"])
+            metrics["update/changed"] = float(self._changed(before, gradient, metrics["optim/lr"]))
             self.step += 1
         self._refused |= not finite
         self.optimizer.zero_grad()
         return metrics | {"update/nonfinite": float(not finite)}
 
-    def _change(self, before: Tensor, gradient: Tensor, lr: float) -> float:
-        """Return the root mean square by which the sampled weights have changed, of the rank with the largest one.
+    def _changed(self, before: Tensor, gradient: Tensor, lr: float) -> bool:
+        """Return True if a sampled weight has changed on any rank.
 
         Raises:
-            UserCodeError: a sampled weight has a gradient, and none has changed on any rank.
+            UserCodeError: a sampled weight has a gradient, and none has changed.
         """
-        change = float((self.optimizer.sampled()[0] - before).square().mean().sqrt())
-        found = self.ranks.all_gather((change, lr > 0 and bool(gradient.any())))
-        largest = max(change for change, _ in found)
-        if largest == 0 and any(moved for _, moved in found):
+        changed = not torch.equal(self.optimizer.sampled()[0], before)
+        found = self.ranks.all_gather((changed, lr > 0 and bool(gradient.any())))
+        if not any(changed for changed, _ in found) and any(moved for _, moved in found):
             raise UserCodeError(
                 f"a step of the optimizer changed no weight, although there is a gradient; raise [optimizer] lr, which "
                 f"is {lr:.3g} in this step, or remove the code that replaces the optimizer's step"
             )
-        return largest
+        return any(changed for changed, _ in found)
 
 
 _BY_STALENESS = ("kl", "logp_diff_mean", "ess")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain import errors
 from retrain.errors import install
 
 pytestmark = pytest.mark.repository
@@ -49,5 +50,8 @@ def test_every_extra_that_a_command_names_exists():
     assert named <= set(PROJECT["optional-dependencies"])
 
 
-def test_hints_name_the_distribution():
-    assert install("lora") == f'pip install "{PROJECT["name"]}[lora]"'
+def test_hints_work_in_a_clone_and_elsewhere(monkeypatch, tmp_path):
+    """In a clone the distribution may be unknown to the package index; the clone is not."""
+    assert install("lora") == f"pip install -e '{ROOT}[lora]'"
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "retrain" / "errors.py"))
+    assert install("lora") == f"pip install '{PROJECT['name']}[lora]'"

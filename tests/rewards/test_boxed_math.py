@@ -222,6 +222,6 @@ def test_missing_library_names_the_extra(monkeypatch):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(MissingExtraError, match=r"math-verify is not installed; pip install \"retrain-rl\[math\]\""):
+    with pytest.raises(MissingExtraError, match=r"math-verify is not installed; pip install .*\[math\]"):
         BoxedMath()
     assert issubclass(MissingExtraError, ComponentError)

@@ -50,7 +50,7 @@ def test_without_vllm_the_extra_is_named(monkeypatch, tmp_path):
     file.write_text("")
     loaded = validate(read(file))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"retrain-rl\[vllm\]"):
+    with pytest.raises(MissingExtraError, match=r"\[vllm\]"):
         serve(loaded, "127.0.0.1", None, print)
 
 

@@ -211,16 +211,12 @@ def test_an_optimizer_that_changes_no_weight_is_an_error():
     with pytest.raises(UserCodeError, match="changed no weight"):
         trained.update(batch, objective)
     still = trained.update(batch.replace(advantages=torch.zeros_like(batch.advantages)), objective)
-    assert still.get("update/weight_change", 0.0) == 0.0
+    assert still.get("update/changed", 0.0) == 0.0
 
 
-def test_the_change_of_the_weights_is_that_of_the_learning_rate():
-    """AdamW's first step changes every weight that has a gradient by the learning rate, whatever its size."""
-    changes = [
-        policy(lr=lr).update(make_batch(), make_objective("reinforce"))["update/weight_change"] for lr in (1e-3, 1e-2)
-    ]
-    assert changes[1] == pytest.approx(10 * changes[0], rel=1e-3)
-    assert 1e-3 * 0.5 < changes[0] <= 1e-3 * (1 + 1e-4)
+@pytest.mark.parametrize("lr", [1e-6, 1e-2])
+def test_an_ordinary_step_changes_weights(lr):
+    assert policy(lr=lr).update(make_batch(), make_objective("reinforce"))["update/changed"] == 1.0
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])

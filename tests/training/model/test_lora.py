@@ -129,7 +129,7 @@ def test_unknown_layers_are_a_user_error():
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtraError, match=r"retrain-rl\[lora\]"):
+    with pytest.raises(MissingExtraError, match=r"\[lora\]"):
         policy()
 
 
