@@ -2,15 +2,17 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import PLUGINS
 from tests.forks import run_command
 from tests.full_disk import run_script
-from tests.small_runs import TOML
+from tests.small_runs import TOML, digest, rows
 
 
 @pytest.fixture(scope="module")
@@ -264,3 +266,35 @@ def test_what_is_refused_is_refused_before_torch_is_imported(run, folder, argume
     )
     done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+FATAL = """
+import os, signal
+from pathlib import Path
+
+def fatal(completion):
+    metrics = Path("runs/killed/metrics.jsonl")
+    if Path("armed").exists() and metrics.exists() and metrics.read_text().count("\\n") == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float(len(completion) % 2)
+"""
+
+
+def test_a_killed_run_is_resumed_to_the_same_bits_by_a_process_with_other_hashes(tmp_path):
+    (tmp_path / "fatal.py").write_text(FATAL)
+    (tmp_path / "run.toml").write_text(
+        TOML.replace("steps = 12", "steps = 0") + '\n[[rewards]]\nname = "fatal.fatal"\n'
+    )
+    whole, killed = (tmp_path / "runs" / name for name in ("whole", "killed"))
+    arguments = ("train", "run.toml", "--plain", "--resume", "auto", "--set")
+    assert run_command(*arguments, "logging.name=whole", cwd=tmp_path).returncode == 0
+    (tmp_path / "armed").touch()
+    assert run_command(*arguments, "logging.name=killed", cwd=tmp_path).returncode == -signal.SIGKILL
+    assert not (killed / "model").exists()
+    (tmp_path / "armed").unlink()
+    real = [str(Path(sys.executable).with_name("retrain")), *arguments, "logging.name=killed"]  # forks share the hashes
+    done = subprocess.run(real, cwd=tmp_path, capture_output=True, text=True)
+    assert "resumed after step 2" in done.stdout, done.stdout + done.stderr
+    assert digest(killed) == digest(whole)
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        assert rows(killed / name) == rows(whole / name)

@@ -112,7 +112,6 @@ def run(folder: Path, arguments: list[str]) -> None:
     for number in early:
         os.kill(pid, number)
     status = int(answers.readline() or -signal.SIGKILL)
-    (folder / "forks" / str(os.getpid())).unlink(missing_ok=True)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -status not in (signal.SIGKILL, signal.SIGSTOP):

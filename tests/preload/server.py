@@ -44,6 +44,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.forks: dict[int, socket.socket] = {}
+        self.notes: dict[int, Path] = {}
         self.selector = selectors.DefaultSelector()
         self.wake, wakes = socket.socketpair()
         self.wake.setblocking(False)
@@ -93,7 +94,7 @@ class Server:
         if pid := os.fork():
             for number in streams:
                 os.close(number)
-            self.forks[pid] = link
+            self.forks[pid], self.notes[pid] = link, self.folder / "forks" / str(about["client"])
             self.selector.register(link, selectors.EVENT_READ)
             with suppress(OSError):
                 link.sendall(b"%d\n" % pid)
@@ -110,6 +111,7 @@ class Server:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 link = self.forks.pop(pid)
+                self.notes.pop(pid).unlink(missing_ok=True)  # for another process will have the PID of the client
                 with suppress(OSError):
                     link.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
                 with suppress(KeyError):

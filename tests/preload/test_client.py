@@ -115,6 +115,7 @@ def test_nothing_of_a_killed_one_is_left(python):
         process.kill()
         assert ends(process) == -signal.SIGKILL
         until(lambda: not alive(pid))
+        until(lambda: fork_of(process.pid) == process.pid)  # another process will have this PID
 
 
 def test_a_killed_fork_ends_its_client_in_the_same_way():
