@@ -14,9 +14,9 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
+from retrain import environment  # another interpreter has only a stand-in of it
 from retrain.environments.contract import Action, EpisodeGenerator, Limits, Observation
 from retrain.errors import ComponentError, did_you_mean
-from retrain.registry import environment
 from retrain.system import bubblewrap
 
 ToolCall = tuple[str, Mapping[str, Any] | str]
