@@ -109,6 +109,7 @@ class RewardTraits(Traits):
             completions of the problem, or "".
         parts: function from the reward's parameters to the names and weights of the parts of its score. They replace
             the score in the columns of `reward_parts`. With {} the score is one column.
+        pattern: regular expression without which a completion is not paid. Unset: the parameter `pattern`, if any.
     """
 
     correctness: bool = True
@@ -116,6 +117,7 @@ class RewardTraits(Traits):
     answers: Callable[[str], str] | None = None
     problems: Callable[[Mapping[str, Any], Mapping[str, Any]], str] | None = None
     parts: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None
+    pattern: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def _unusable(answer: str) -> str:
     return "" if _normal_form(answer) else f"the answer {answer!r} is empty"
 
 
-@reward("boxed_math", extra=("math_verify", "math"), answers=_unusable)
+@reward("boxed_math", extra=("math_verify", "math"), answers=_unusable, pattern=r"\\boxed\s*\{")
 class BoxedMath:
     r"""Return 1 if the last \boxed{...} of the completion is mathematically equal to the answer, else 0.
 

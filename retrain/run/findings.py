@@ -13,6 +13,7 @@ from math import sqrt
 from statistics import fmean, quantiles, variance
 from typing import TYPE_CHECKING, Any
 
+from retrain.registry import reward
 from retrain.report.run_summary import change
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ PAGE = "docs/troubleshooting.md"
 """Page that explains every finding, in a section of its name."""
 _EVERY = 10
 """Number of steps between two looks, after the first step."""
-_BOXED = r"\\boxed\s*\{"
-"""Pattern of the tag that the reward `boxed_math` reads."""
 _TAG = re.compile(r"</?\w+>|<\|\w+\|>")
 """A tag in a reward's pattern, such as `<think>`."""
 _TEXT = 60
@@ -108,7 +107,7 @@ def tag_never_seen(run: Evidence) -> str:
 def _patterns(rewards: Sequence[Bound]) -> Iterator[tuple[str, str]]:
     """Yield name and pattern of every reward that has one."""
     for one in rewards:
-        pattern = _BOXED if one.name == "boxed_math" else one.params.get("pattern")
+        pattern = reward.traits_of(one.component).pattern or one.params.get("pattern")
         if isinstance(pattern, str):
             yield one.name, pattern
 

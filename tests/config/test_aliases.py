@@ -113,7 +113,7 @@ def test_a_parameter_of_a_component_of_the_file_belongs_in_its_own_table(tmp_pat
     ("text", "answer"),
     [
         ("[actor_rollout_ref]\nx = 1\n", "docs/from-verl.md"),
-        ("[trainer]\ntotal_epochs = 3\n", "[checkpoint]"),
+        ("[trainer]\nx = 3\n", "[checkpoint]"),
         ("[orchestrator]\nbatch_size = 8\n", "[rollout]"),
         ("[frobnicate]\nx = 1\n", "sections: "),
         ('[model]\nname = "some/model"\n', 'write [model] path = "some/model"'),

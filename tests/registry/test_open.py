@@ -35,7 +35,8 @@ OTHER_MEANINGS = {
 CONTRACT = "fields of TransformContext, which plug-ins of users read by these names: a context cannot do without them"
 EXCEPTIONS = {
     "built_in": (None, "the table of the package's own components"),
-    "plain_functions": ({"planning_mask", "sepa_lambda"}, CONTRACT),
+    "column_graph": ({"planning_mask", "sepa_lambda"}, CONTRACT),
+    "plain_functions": ({"sepa_lambda"}, CONTRACT),
     "compose": (
         {"planning_mask", "sepa_lambda", "none"},
         "arguments of compute_composable_advantages, a documented call; it returns every group, so its filter is none",

@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from retrain.errors import ConfigError
 from retrain.run.session import Resume
-from retrain.storage import checkpoint
 from tests.make_checkpoint import make_checkpoint
 
 QUIET = ("warmup.steps=0", "eval.problems=0", "model.chat=off")
@@ -73,15 +72,6 @@ def test_another_model_is_refused_unless_it_is_allowed(begun, train, change, key
 def test_weights_that_are_trained_come_from_the_checkpoint_and_may_change(begun, train):
     base, options = begun()
     shift_weights(base)
-    train(*options, resume=Resume("auto"))
-
-
-def test_a_checkpoint_that_knows_nothing_of_the_model_is_resumed(begun, train, tmp_path):
-    _, options = begun()
-    [found] = (tmp_path / "runs" / "run" / "checkpoints").glob("step-*")
-    state = checkpoint.load(found)
-    del state["loop"]["data"]["model"]
-    checkpoint.save(found.parent, 2, state, keep=2)
     train(*options, resume=Resume("auto"))
 
 

@@ -172,8 +172,9 @@ def test_every_verb_of_a_sampler_has_a_version_for_several_ranks(shared):
 
 def test_rank_0_alone_writes_the_run_directory():
     shared = {name for name in verbs(RunDirectory) if hasattr(vars(RunDirectory)[name], "__wrapped__")}
-    # All ranks write and read checkpoints together, each its shards, and rank 0 verifies and rewinds.
-    assert verbs(RunDirectory) - shared == {"restore", "save_checkpoint"}
+    # All ranks write and read checkpoints together, each its shards, and rank 0 verifies and rewinds. Findings, which
+    # write facts, exist on rank 0 alone.
+    assert verbs(RunDirectory) - shared == {"restore", "save_checkpoint", "write_facts"}
 
 
 def verbs(kind: type) -> set[str]:

@@ -82,7 +82,6 @@ def test_layout_and_status_of_a_finished_run(tmp_path):
         "eval.jsonl",
         "metrics.jsonl",
         *(f"rollouts/step-00000{step}.jsonl.gz" for step in range(4)),
-        "signature.json",
     ]
     assert (path / "config.toml").read_text() == "[training]\n"
     assert read_json(directory.path / "config.resolved.json") == {"training": {"lr": 0.1}}

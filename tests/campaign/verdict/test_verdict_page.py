@@ -95,7 +95,8 @@ def test_credit_is_that_of_every_conditions_own_pipeline_on_the_same_completions
     assert len({round(value, 5) for value, plan in zip(sepa, planning, strict=True) if not plan}) == 1
 
 
-def test_what_only_the_model_can_tell_is_said_and_left_out(tmp_path):
+def test_what_only_the_model_can_tell_is_said_and_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     directory = write_campaign(tmp_path / "a", **SMALL)
     changes = {
         "maxrl": {"uncertainty_kind": "shannon_entropy", "transform_mode": "gtpo"},
@@ -107,7 +108,6 @@ def test_what_only_the_model_can_tell_is_said_and_left_out(tmp_path):
         for file in directory.glob(f"cells/{label}/s*/config.resolved.json"):
             config = json.loads(file.read_text())
             config["algorithm"] |= change
-            config["plugins"]["search_paths"] = [str(tmp_path)]
             file.write_text(json.dumps(config))
     found = credit_map(read_campaign(directory))
     assert list(found.advantages) == ["grpo", "maxrl+gtpo+sepa"]
