@@ -10,6 +10,7 @@ import pytest
 
 from docs.measure import ROOT
 from retrain.config.schema import Config
+from retrain.registry import find, names
 from retrain.report.run_summary import status
 from retrain.run import findings
 from retrain.run.findings import FINDINGS, Evidence
@@ -22,7 +23,8 @@ NO_EVALUATION = "eval.problems=0"
 
 
 def component(name, **params):
-    return SimpleNamespace(name=name, params={"weight": 1.0, **params})
+    found = find("reward", name) if name in names("reward") else None
+    return SimpleNamespace(name=name, component=found, params={"weight": 1.0, **params})
 
 
 def rollout(text="so 5", prompt="2+3=", reward=0.0, correct=False, cut=False, length=4):
@@ -136,7 +138,7 @@ def test_a_reward_that_rises_alone():
     text = findings.reward_without_accuracy(run)
     assert text.startswith("the training reward rose from 0.106 to 0.898, and held-out accuracy changed by +1.0 points")
     assert text.endswith("+1.0 points: read samples, such as 'a trick' (reward 1)")
-    run.evals = [flat[0], measured(10, 0.8, 0.76, 0.84)]
+    run.evals[:] = [flat[0], measured(10, 0.8, 0.76, 0.84)]
     assert not findings.reward_without_accuracy(run)
     run.evals = flat[:1]
     assert not findings.reward_without_accuracy(run)
