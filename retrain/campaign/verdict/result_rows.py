@@ -8,10 +8,12 @@ Weights & Biases as CSV has a column of its x axis, such as `Step`, and one `RUN
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -31,6 +33,8 @@ _NO_METRIC = {"status", "reason", "host", "path", "epoch", "time", "timestamp", 
 """Numeric columns that are not metrics."""
 _RESULT = re.compile(r"(^|[^a-z])(eval|val|test|acc|accuracy|pass|avg@|score)")
 """Pattern of the names of likely metrics."""
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""First bytes of a text that Excel exports as "Unicode text"."""
 _BLANK = {"", "-", "null", "none", "na", "n/a", "#n/a", "<na>"}
 """Texts of a cell without a measurement, in lower case."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
@@ -164,11 +168,9 @@ def _like_number(value: Any) -> bool:
 
 
 def _csv_rows(file: Path) -> Iterable[tuple[str, Any]]:
-    try:
-        text = read_plain(file).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: {error}") from error
-    reader = csv.reader(io.StringIO(text), delimiter=_delimiter(file, text))
+    text = _decoded(file)
+    # newline=None: a line may end with a carriage return alone
+    reader = csv.reader(io.StringIO(text, newline=None), delimiter=_delimiter(file, text))
     header: list[str] | None = None
     try:
         for line in reader:
@@ -184,6 +186,16 @@ def _csv_rows(file: Path) -> Iterable[tuple[str, Any]]:
                 yield f"{file}:{reader.line_num}", dict(zip(header, line, strict=True))
     except csv.Error as error:
         raise DataError(f"{file}:{reader.line_num}: {error}") from error
+
+
+def _decoded(file: Path) -> str:
+    try:
+        content = read_plain(file)
+        return content.decode("utf-16" if content.startswith(_UTF_16) else "utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{file}: {error}") from error
+    except UnicodeDecodeError:
+        raise DataError(f"{file}: not a text in UTF-8; export it as CSV in UTF-8") from None
 
 
 def _delimiter(file: Path, text: str) -> str:
@@ -227,7 +239,8 @@ def _log_rows(file: Path, rows: Sequence[tuple[str, Any]]) -> list[ResultRow]:
         fields = ", ".join(list(row)[:20])
         fix = "a table needs the columns method and seed, a log needs step"
         raise DataError(f"{place}: neither method and seed nor a step; it has {fields}: {fix}")
-    run = run_of_file(file)
+    method, seed = run_of_file(file)
+    run = _one_line(method), seed
     found: list[ResultRow] = []
     for place, row in rows:
         step = _whole(row[_key(row, _STEP)], place, "step")
@@ -263,6 +276,8 @@ def _trainer_state(file: Path) -> list[ResultRow]:
     history: Any = cast("dict[str, Any]", state).get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in cast("list[Any]", history)):
         raise DataError(f'{file}: no list "log_history": the only supported .json file is trainer_state.json')
+    if not history:
+        raise DataError(f"{file}: log_history has no rows; was the run stopped before its first logging step?")
     rows = enumerate(cast("list[dict[str, Any]]", history))
     return _log_rows(file, [(f"{file}: log_history[{index}]", row) for index, row in rows])
 
@@ -275,13 +290,15 @@ def _chart_rows(file: Path, rows: Sequence[tuple[str, Any]]) -> list[ResultRow]:
     columns = [name for name in rows[0][1] if " - " in name and not name.endswith(("__MIN", "__MAX"))]
     plain = [name for name in rows[0][1] if " - " not in name and name.lower() not in _INDEX]
     axis = _key(dict.fromkeys(plain), _STEP) or plain[0]
+    if "time" in axis.lower():
+        raise DataError(f"{file}: its x axis is {axis!r}; export the chart with Step as its x axis")
     found: list[ResultRow] = []
     for column in columns:
         run, _, metric = column.rpartition(" - ")
         if metric in ("_step", axis):
             continue
         origin = f"{file}: the run {run!r}"
-        method, seed = run_of_name(run, origin)
+        method, seed = run_of_name(_one_line(run), origin)
         for place, row in [one for one in rows if not _blank(one[1].get(column))] or rows[:1]:
             step = _whole(row.get(axis), place, axis, "; export the chart with Step as its x axis")
             found.append(ResultRow(place, file, origin, method, seed, "", step, {metric: row.get(column)}))
@@ -296,10 +313,15 @@ def _key(row: Mapping[str, Any], names: Sequence[str]) -> str:
 def _text(row: Mapping[str, Any], field: str, place: str) -> str:
     """Return the text of a field without surrounding spaces; DataError if it is blank or not a text."""
     value = row[field]
-    text = str(value).strip() if isinstance(value, (str, int, float)) and value == value else ""  # NaN != NaN
+    text = _one_line(str(value)) if isinstance(value, (str, int, float)) and value == value else ""  # NaN != NaN
     if not text:
         raise DataError(f"{place}: {field} is blank or not a text; write the name of the {field}")
     return text
+
+
+def _one_line(name: str) -> str:
+    """Return a name on one line and in Unicode's NFC form: file systems and editors write `é` in two ways."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def _whole(value: Any, place: str, field: str, fix: str = "") -> int:

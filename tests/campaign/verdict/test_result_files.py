@@ -503,3 +503,37 @@ def test_the_mean_of_a_curve_can_be_the_result(tmp_path):
     last, mean = (compare([steps_table(tmp_path, rows)], summary=one).facts for one in ("last", "mean"))
     assert last["comparisons"][0]["difference"]["value"] == pytest.approx(0.05)
     assert mean["comparisons"][0]["difference"]["value"] == pytest.approx(0.05 * (1 + 51 + 100) / 300)
+
+
+TABLE = "method,seed,accuracy\ngrpo,0,0.4\ngrpo,1,0.5\ncafé,0,0.6\ncafé,1,0.7\n"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        TABLE.encode("utf-16"),
+        TABLE.replace("\n", "\r").encode(),
+        TABLE.replace("café,1", "cafe\u0301,1").encode(),
+        TABLE.replace("café,1", '" café\n",1').encode(),
+    ],
+    ids=["UTF-16", "carriage returns", "NFD", "line end in a name"],
+)
+def test_a_table_may_be_written_in_several_ways(tmp_path, written):
+    (tmp_path / "results.csv").write_bytes(written)
+    assert {(row.method, row.seed) for row in rows_of_files([tmp_path / "results.csv"])} == {
+        ("grpo", 0), ("grpo", 1), ("café", 0), ("café", 1)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("results.csv", b"method,seed,accuracy\ncaf\xe9,0,0.4\n", "not a text in UTF-8; export it as CSV in UTF-8"),
+        ("chart.csv", b"Relative Time (Wall),grpo-s0 - acc\n1,0.4\n", r"x axis is 'Relative Time \(Wall\)'"),
+        ("trainer_state.json", b'{"log_history": []}', "trainer_state.json: log_history has no rows"),
+    ],
+)
+def test_a_file_that_cannot_be_compared_is_named_with_a_fix(tmp_path, name, content, problem):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=problem):
+        rows_of_files([tmp_path / name])
