@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from retrain.campaign.plan.plan_file import Job, read_outcome
@@ -34,7 +35,7 @@ class Progress:
 
         The counts and the seconds left (`left_s`) are over all runs. A row has id, condition, seed, state ("waiting",
         "running", "stopped", "done", "failed", "unreadable"), steps, max_steps, accuracy of the last evaluation,
-        left_s of a running job, and host, attempts and reason of one that has ended. Unknown values are None.
+        left_s of a running job, and host, attempts, reason and seconds of one that has ended. Unknown values are None.
         """
         rows = [self._row(job) for job in self._campaign.jobs]
         states = Counter(row["state"] for row in rows)
@@ -48,7 +49,7 @@ class Progress:
             with understood(run):
                 return known | self._read(job, run)
         except StorageError as error:
-            nothing = dict.fromkeys(("accuracy", "step_s", "left_s", "host", "attempts"))
+            nothing = dict.fromkeys(("accuracy", "step_s", "left_s", "host", "attempts", "seconds"))
             return known | nothing | {"state": "unreadable", "steps": 0, "reason": str(error)}
 
     def _read(self, job: Job, run: Path) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class Progress:
             "accuracy": evals.rows[-1].get("accuracy") if evals.rows else None,
             "step_s": step_s,
             "left_s": (job.max_steps - metrics.count) * step_s if state == "running" and step_s else None,
-            **{name: outcome.get(name) for name in ("host", "attempts", "reason")},
+            **{name: outcome.get(name) for name in ("host", "attempts", "reason", "seconds")},
         }
 
     def _tail(self, file: Path) -> _Tail:
@@ -108,7 +109,13 @@ class _Tail:
 
 
 def _left(rows: list[dict[str, Any]]) -> float | None:
-    """Return the seconds until all jobs are done at the speed of the current runs; None before the first step."""
-    speeds = [1 / row["step_s"] for row in rows if row["state"] == "running" and row["step_s"]]
+    """Return the seconds until all jobs are done, with as many at a time as now; None if that is unknown.
+
+    A step costs what it cost the jobs that are done, with their start, evaluations and saving; before one is done, the
+    mean of the running jobs' own steps.
+    """
+    running = [row["step_s"] for row in rows if row["state"] == "running"]
+    done = [row["seconds"] / row["steps"] for row in rows if row["state"] == "done" and row["seconds"] and row["steps"]]
+    costs = done or [step_s for step_s in running if step_s]
     steps = sum(row["max_steps"] - row["steps"] for row in rows if row["state"] not in ("done", "failed"))
-    return steps / sum(speeds) if speeds else None
+    return steps * fmean(costs) / len(running) if running and costs else None

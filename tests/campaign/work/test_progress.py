@@ -54,6 +54,15 @@ def test_states_steps_accuracy_and_time_left(sweep):
     assert row(progress, "b/s1")["reason"] == "data"
 
 
+def test_the_time_left_counts_the_start_and_the_evaluations_of_the_jobs_that_are_done(sweep):
+    LeaseWatch(sweep / "leases", 60).take("a/s0", sweep / "none")
+    append(sweep / "cells/a/s0/metrics.jsonl", 1.0, 1.0)
+    append(sweep / "cells/b/s0/metrics.jsonl", *[1.0] * 10)
+    (sweep / "cells/b/s0/outcome.json").write_text('{"status": "done", "seconds": 50.0}')
+    (sweep / "cells/b/s1/outcome.json").write_text('{"status": "failed", "reason": "data"}')
+    assert Progress(sweep).facts()["left_s"] == (8 + 10) * 5.0
+
+
 def test_a_finished_run_without_an_outcome_is_done_as_in_the_report(sweep):
     (sweep / "cells/b/s0").mkdir(parents=True, exist_ok=True)
     (sweep / "cells/b/s0/status.json").write_text('{"outcome": "finished"}')
