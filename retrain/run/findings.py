@@ -72,8 +72,9 @@ def no_update(run: Evidence) -> str:
     wrong, right = (sum(row.get(f"skipped/all_{kind}", 0) for row in rows) for kind in ("wrong", "correct"))
     fix = 'see "The reward stays 0"' if wrong >= right else "use harder problems, or stop"
     mean = fmean(row.get("reward/mean", 0.0) for row in rows)
+    many = f"none of the last {len(rows)} steps" if len(rows) > 1 else "the only step has not"
     return (
-        f"none of the last {len(rows)} steps changed the weights: {wrong:.0f} groups were all wrong and {right:.0f} "
+        f"{many} changed the weights: {wrong:.0f} groups were all wrong and {right:.0f} "
         f"all right, and the mean reward is {mean:.3g}; {fix}"
     )
 

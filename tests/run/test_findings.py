@@ -75,6 +75,7 @@ def test_solved_problems():
     row = {"update/skipped": 1.0, "skipped/all_correct": 4.0, "reward/mean": 1.0}
     assert findings.no_update(evidence(*[row] * 10)).endswith("use harder problems, or stop")
     assert not findings.no_update(evidence(*[row] * 9))
+    assert findings.no_update(evidence(row, ended=True)).startswith("the only step has not changed the weights")
     held = row | {"update/held": 1.0}
     assert not findings.no_update(evidence(*[row] * 9, held))
 
