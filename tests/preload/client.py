@@ -90,7 +90,7 @@ def run(folder: Path, arguments: list[str]) -> None:
         else:
             early.append(number)
 
-    for number in set(FORWARDED) - set(ignored):
+    for number in FORWARDED:  # also what is ignored here: the program may install a handler of its own
         signal.signal(number, forward)
     about = {
         "client": os.getpid(),
