@@ -94,7 +94,7 @@ def report(context: RunContext, batches: Sequence[MeasuredBatch]) -> None:
 
 def main(run: str, batches: int = 32, continuations: int = 4) -> None:
     """Measure batches of the run's initial policy and print the table."""
-    context = reopen(Path(run), (), lambda *_: None, trained=False, credit=True)
+    context = reopen(Path(run), (), lambda *_: None, trained=False)
     try:
         sampler = BatchSampler(context, continuations)
         report(context, [sampler.batch(index) for index in range(batches)])

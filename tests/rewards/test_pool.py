@@ -53,10 +53,10 @@ def pool(*rewards, **settings):
 
 
 def worker_of(scorer):
-    """The process of the pool's only worker."""
+    """The process of the pool's only worker: the newest, for other tests of this process may have left some."""
     mine = [pid for pid in descendants(os.getpid()) if alive(pid)]
-    (found,) = (pid for pid in mine if b"retrain.rewards.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    return found
+    found = [pid for pid in mine if b"retrain.rewards.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return max(found, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]))
 
 
 def items(*completions, answer="right"):

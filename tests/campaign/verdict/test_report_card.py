@@ -122,7 +122,7 @@ def test_controls_are_families_of_their_own_and_take_no_power(directory, tmp_pat
 
 @pytest.mark.slow
 def test_a_claim_about_one_task_is_tested_alone(tmp_path):
-    declared = {"at": "2026-01-01T00:00:00+00:00", "after": 0, "sha256": "0" * 64, "runs": 54}
+    declared = {"at": "2026-01-01T00:00:00+00:00", "after": 0, "sha256": "0" * 64, "runs": 54, "terms": {}}
     directory = write_tasks(tmp_path, primary="new", claim="rare", declared=declared)
     first, *others = analyze(read_campaign_tables(directory)).comparisons
     assert (first.family, first.task, first.size) == ("primary", "rare", 1)
