@@ -141,7 +141,7 @@ def test_a_reward_that_rises_alone():
     assert text.endswith("+1.0 points: read samples, such as 'a trick' (reward 1)")
     run.evals[:] = [flat[0], measured(10, 0.8, 0.76, 0.84)]
     assert not findings.reward_without_accuracy(run)
-    run.evals = flat[:1]
+    run.evals[:] = flat[:1]
     assert not findings.reward_without_accuracy(run)
 
 
