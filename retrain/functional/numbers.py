@@ -22,7 +22,7 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _FRAC = re.compile(
-    r"([-+\u2212]?)\\[dtc]?frac(?:\s*\{\s*([-\u2212]?\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s*(\d)\s*(\d))", re.ASCII
+    r" ?([-+\u2212]?)\\[dtc]?frac(?:\s*\{\s*([-\u2212]?\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s*(\d)\s*(\d))", re.ASCII
 )
 _ROOT, _TIMES, _PI = "\u221a", "\u00d7", "\u03c0"
 _PLAIN = str.maketrans(
@@ -137,7 +137,8 @@ def _number_in(part: str, before: str) -> str | None:
 
 def _with_sign(before: str, part: str) -> str:
     """Prepend to a number the minus sign that precedes a currency sign at the end of `before`: -$5 is negative."""
-    return before[-2] + part if before[-1:] in tuple("$\u20ac\u00a3") and before[-2:-1] in tuple("-\u2212") else part
+    currency = unicodedata.category(before[-1:] or " ") == "Sc"
+    return before[-2] + part if currency and before[-2:-1] in tuple("-\u2212") else part
 
 
 def _token_around(text: str, position: int) -> tuple[int, int]:

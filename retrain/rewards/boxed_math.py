@@ -20,6 +20,8 @@ _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _MAX_DIGITS = 10_000
 """Maximum number of digits of rational numbers that are compared exactly."""
 _RELATION = re.compile(r"[=<>≤≥≠≈≡]|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|sim|cong|in|to)(?![a-zA-Z])")
+_BASE = re.compile(r"(?<=\d)\s*_\s*\{?\s*(?:\\text\s*\{\s*)?(\w+)")
+"""Base of a number, which math-verify ignores: 101_2."""
 _BAR = re.compile(r"[/\u2044\u2215]|frac")
 _PROSE = re.compile(
     r"\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*(?:(?:\d|\b(?:or|and|not)\b|\\)[^{}]*\}|\}(?!\s*\^).*\d)", re.DOTALL
@@ -126,7 +128,7 @@ def symbolic_equal(found: str, answer: str, value: bool = False) -> bool:
         return found != ""
     if max(len(found), len(answer)) > _MAX_LENGTH or "$" in found or found.lower() == answer.lower():
         return False
-    if bool(_RELATION.search(found)) != bool(_RELATION.search(answer)) or ("%" in found) != ("%" in answer):
+    if _signs(found) != _signs(answer) or _BASE.findall(found) not in ([], _BASE.findall(answer)):
         return False
     words = _WORD.fullmatch(found), _WORD.fullmatch(answer)
     if words[1] is not None:
@@ -144,6 +146,11 @@ def symbolic_equal(found: str, answer: str, value: bool = False) -> bool:
         return False
     equal = verifier.verify(parsed[0], parsed[1], timeout_seconds=None)
     return bool(equal) and not any(_differ(*pair) for pair in zip(parsed[0][:1], parsed[1][:1], strict=False))
+
+
+def _signs(text: str) -> tuple[bool, bool]:
+    """Return whether a text contains a relation, and whether it contains a percent sign."""
+    return bool(_RELATION.search(text)), "%" in text
 
 
 def _differ(one: Any, other: Any) -> bool:

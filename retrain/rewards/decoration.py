@@ -36,14 +36,17 @@ _NOT_A_UNIT = (
     r"(?:or|and|not|to|pi|mod|sqrt|times|plus|minus|over|hundred|thousand|[mbtr]+illion|dozen|hal(?:f|ves)|thirds?"
     r"|quarters?)\b"
 )
+_CHANGES = "[\u5341\u767e\u5343\u842c\u4e07\u5104\u4ebf\u5146\u534a\u6210\u6253\u5c0d\u5bf9\u53cc\u96d9\u6216\u548c]"
+"""Han characters that change the value of the number before them (ten thousand, half, dozen, pair), and or, and."""
 _SYMBOL = (
     r"(?<![A-Za-z])(?:[mckdn]m|[km]?g|lbs?|oz|ft|in|yds?|mi|mph|km/?h|k?J|k?W|k?V|k?N|Hz|Pa|m[lL]|m?s|sec|min|hrs?"
     r"|(?<=[\s/])[mshglL])(?![A-Za-z])"
 )
-_WORDS = rf"{_FONT}\{{(?![^{{}}]*\b{_NOT_A_UNIT})(?:[^{{}}\d\\$=<>]|\^-?\d)*\}}"
+_WORDS = rf"{_FONT}\{{(?![^{{}}]*(?:\b{_NOT_A_UNIT}|{_CHANGES}))(?:[^{{}}\d\\$=<>]|\^-?\d)*\}}"
 _UNIT = (
     rf"(?:{_WORDS}|\\[dtc]?frac\{{{_WORDS}\}}\{{{_WORDS}\}}|{_SYMBOL}"
     rf"|(?<=\s)(?!{_NOT_A_UNIT})[A-Za-z]{{3,}}(?![A-Za-z])|{_CURRENCY}"
+    rf"|(?:(?!{_CHANGES})[\u3400-\u9fff])+"
     r"|(?:\^\s*\{?\s*)?\\(?:circ|degrees?|textdegree)(?![A-Za-z])\s*\}?\s*[CF]?(?![A-Za-z])|\u00b0[CF]?(?![A-Za-z]))"
     r"(?:\s*\^\s*(?:-?\d|\{\s*-?\d\s*\})|[\u00b2\u00b3])?"
 )
