@@ -234,6 +234,8 @@ class ServedModel:
         try:
             if isinstance(given, ChatFields):
                 return [self._limited(self._chat_ids(given), given)]
+            if not given.prompts:
+                raise ValueError("there is no prompt")
             return [self._limited(self._text_ids(one), given) for one in given.prompts]
         except (DataError, ValueError) as error:
             field = "messages" if isinstance(given, ChatFields) else "prompt"

@@ -159,6 +159,7 @@ def test_the_models_are_one_policy(client):
         (TEXT, {"prompt": 5}, "prompt"),
         (TEXT, {"prompt": [10**9]}, "prompt"),
         (TEXT, {"prompt": ""}, "prompt"),
+        (TEXT, {"prompt": []}, "prompt"),
         (TEXT, {"echo": True}, "echo"),
         (TEXT, {"best_of": 4}, "best_of"),
         (TEXT, {"logprobs": 5}, "logprobs"),
@@ -170,6 +171,13 @@ def test_a_field_that_cannot_be_honoured_is_named(url, path, more, field):
     status, answer = post(url, path, {**body, "max_tokens": 2, **more})
     assert (status, answer["error"]["param"]) == (400, field)
     assert field in answer["error"]["message"] or field in ("messages", "prompt")
+
+
+def test_half_of_a_surrogate_pair_is_refused(url):
+    for path, body in ((CHAT, {"messages": [user("\ud800")]}), (TEXT, {"prompt": "1\udfff"})):
+        status, answer = post(url, path, body)
+        assert (status, "surrogate" in answer["error"]["message"]) == (400, True)
+    assert post(url, TEXT, {"prompt": "1\U0001f600+1=", "max_tokens": 2})[0] == 200, "a whole pair is a character"
 
 
 def test_fields_without_effect_are_accepted(client):
