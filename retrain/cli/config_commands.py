@@ -139,7 +139,8 @@ def check_rewards(
 ) -> None:
     """Show what the rewards of a run file pay for right, wrong and cheating completions.
 
-    Exit code 1 if wrong completions of a form count as right.
+    Exit code 1 if wrong completions of a form count as right, or if more completions could not be scored than
+    [reward_pool] max_failed allows.
     """
     from retrain.config.load import load
     from retrain.tools.reward_check import FORMS, as_table
@@ -153,11 +154,14 @@ def check_rewards(
     say("\n".join(as_table(loaded, found).aligned()))
     holes = {one.form.name: one.correct for one in found if one.form.name in wrong and one.correct}
     missed = [one.form.name for one in found if one.form.right and one.correct <= 0.5]
+    failed, count = sum(one.failed for one in found), sum(one.count for one in found)
+    if failed:
+        say(f"could not be scored: {failed} of {count} completions")
     if missed:
         say(f"? right, and counts as wrong: {', '.join(missed)}")
     if holes:
         say(f"! wrong, and counts as right: {', '.join(f'{name} ({share:.0%})' for name, share in holes.items())}")
-    if set(holes) - set(allow or ()):
+    if set(holes) - set(allow or ()) or failed / count > loaded.config.reward_pool.max_failed:
         raise typer.Exit(UserCodeError.exit_code)
 
 

@@ -52,12 +52,14 @@ class Paid(NamedTuple):
         values: value of each reward; None if it had no opinion or failed on every problem.
         correct: share of the completions that the run would count as correct.
         failed: number of completions that could not be scored.
+        count: number of completions.
     """
 
     form: AnswerForm
     values: Mapping[str, float | None]
     correct: float
     failed: int
+    count: int
 
 
 def _written(template: str, gold: bool) -> Callable[[Problem, str, str], str]:
@@ -138,7 +140,7 @@ def paid(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Paid]:
         means = {name: fmean(values) if values else None for name, values in found.items()}
         failed = sum(score.value is None for score in own)
         if own:
-            table.append(Paid(form, means, sum(bool(score.correct) for score in own) / len(own), failed))
+            table.append(Paid(form, means, sum(bool(score.correct) for score in own) / len(own), failed, len(own)))
     return table
 
 

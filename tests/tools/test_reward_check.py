@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -73,6 +75,20 @@ def test_a_hole_is_found(check, tmp_path, monkeypatch):
     allowed = check(text, "--rows", "3", "--allow", "the prompt")
     assert (allowed.exit_code, allowed.output) == (0, done.output)
     assert check(text, "--allow", "prompt").exit_code == 2
+
+
+def test_a_reward_that_fails(check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "def long(completion):\n    return 1 / (len(completion) > LENGTH) - 1\n"
+    for name, length in (("failing_always", 10**6), ("failing_once", 0)):
+        (tmp_path / f"{name}.py").write_text(code.replace("LENGTH", str(length)))
+    text = '[reward_pool]\nworkers = 0\n[[rewards]]\nname = "NAME.long"\n'
+    done = check(text.replace("NAME", "failing_always"), "--rows", "1")
+    assert done.exit_code == 1
+    assert re.search(r"could not be scored: (\d+) of \1 completions", done.output)
+    done = check(text.replace("NAME", "failing_once"), "--rows", "1")  # only on the empty completion
+    assert done.exit_code == 0
+    assert re.search(r"could not be scored: 1 of \d\d completions", done.output)
 
 
 def test_other_answers_than_numbers(tmp_path):
