@@ -58,10 +58,13 @@ class Evidence:
     rollouts: Sequence[Rollout] = ()
     ended: bool = False
 
-    def lasted(self, steps: int, test: Callable[[Mapping[str, Any]], bool]) -> bool:
-        """Return True if `test` holds for so many consecutive rows, the last of which is new since the last look."""
-        starts = range(max(0, len(self.rows) - steps - _EVERY + 1), len(self.rows) - steps + 1)
-        return any(all(map(test, self.rows[start : start + steps])) for start in starts)
+    def lasted(self, steps: int, test: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
+        """Return the latest row that ends so many consecutive rows for which `test` holds, else an empty one.
+
+        The row is new since the last look.
+        """
+        ends = range(len(self.rows), max(steps, len(self.rows) - _EVERY + 1) - 1, -1)
+        return next((self.rows[end - 1] for end in ends if all(map(test, self.rows[end - steps : end]))), {})
 
 
 def no_update(run: Evidence) -> str:
@@ -70,7 +73,10 @@ def no_update(run: Evidence) -> str:
     if not rows or any(map(_changed, rows)) or (len(rows) < _EVERY and not run.ended):
         return ""
     wrong, right = (sum(row.get(f"skipped/all_{kind}", 0) for row in rows) for kind in ("wrong", "correct"))
+    best = max(row.get("reward/accuracy", 0.0) for row in run.rows)
     fix = 'see "The reward stays 0"' if wrong >= right else "use harder problems, or stop"
+    if wrong > right == 0 and best > 0.25 and not any(row.get("reward/accuracy", 0.0) for row in rows):
+        fix = f"accuracy was {best:.0%} before, so updates destroyed the policy: lower [optimizer] lr"
     mean = fmean(row.get("reward/mean", 0.0) for row in rows)
     many = f"none of the last {len(rows)} steps" if len(rows) > 1 else "the only step has not"
     return (
@@ -123,9 +129,18 @@ def rendered_twice(run: Evidence) -> str:
 
 
 def cut_off(run: Evidence) -> str:
-    """More than half of the completions are cut off in five consecutive steps."""
-    if not run.lasted(5, lambda row: row.get("rollout/truncated", 0) > 0.5):
+    """More than half of the completions are cut off in five consecutive steps.
+
+    A policy that got worse meanwhile does not need more tokens: the updates have destroyed it.
+    """
+    if not (row := run.lasted(5, lambda row: row.get("rollout/truncated", 0) > 0.5)):
         return ""
+    before, now = (float(one.get("reward/accuracy", 0)) for one in (run.rows[0], row))
+    if (cut := run.rows[0].get("rollout/truncated", 0)) < 0.1 and now < before / 2:
+        return (
+            f"more than half of the completions were cut off in five steps, after {cut:.0%} in the first step, and "
+            f"accuracy fell from {before:.0%} to {now:.0%}: the updates destroy the policy, so lower [optimizer] lr"
+        )
     lengths, most = sorted(one.length for one in run.rollouts) or [0], run.config.training.max_tokens
     tenths = quantiles(lengths, n=10) if len(lengths) > 1 else lengths * 9
     return (
@@ -141,12 +156,11 @@ def entropy_gone(run: Evidence) -> str:
     def gone(row: Mapping[str, Any]) -> bool:
         return row.get("policy/entropy", first) < first / 10 and row.get("reward/accuracy", 1.0) < 0.9
 
-    if not run.lasted(3, gone):
+    if not (row := run.lasted(3, gone)):
         return ""
-    now = next(row["policy/entropy"] for row in reversed(run.rows) if "policy/entropy" in row)
     return (
-        f"the entropy fell from {first:.3g} to {now:.3g} nats before the policy was right: lower [optimizer] lr, "
-        "raise [ppo_clip] eps_high, or give the loss term entropy a weight"
+        f"the entropy fell from {first:.3g} to {row['policy/entropy']:.3g} nats before the policy was right: "
+        "lower [optimizer] lr, raise [ppo_clip] eps_high, or give the loss term entropy a weight"
     )
 
 
@@ -161,9 +175,8 @@ def too_far(run: Evidence) -> str:
     def far(row: Mapping[str, Any]) -> bool:
         return row.get("policy/clip_fraction", 0) > most or row.get("policy/approx_kl", 0) > 0.1
 
-    if not run.lasted(3, far):
+    if not (row := run.lasted(3, far)):
         return ""
-    row = run.rows[-1]
     clipped, kl = row.get("policy/clip_fraction", 0), row.get("policy/approx_kl", 0)
     return (
         f"an update moves the policy far from the one that sampled (clip fraction {clipped:.2f}, KL {kl:.2g}): "
@@ -202,9 +215,8 @@ def same_answers(run: Evidence) -> str:
         mixed = 0.1 < row.get("reward/accuracy", 0) < 0.9 and row.get("groups/informative", 0) < 0.25
         return mixed and row.get("rollout/identical", 0) > 0.5
 
-    if not run.lasted(_EVERY, equal):
+    if not (row := run.lasted(_EVERY, equal)):
         return ""
-    row = run.rows[-1]
     return (
         f"{row['rollout/identical']:.0%} of a group's completions are identical, and only "
         f"{row.get('groups/informative', 0):.0%} of the groups have a gradient: "
