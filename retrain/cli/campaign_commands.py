@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from retrain.cli.arguments import File, Json, Overrides, warn
+from retrain.errors import ConfigError
 from retrain.system.files import writing
 from retrain.system.terminal import say, shown
 
@@ -147,7 +148,8 @@ def compare(  # noqa: PLR0913 - one per option
 
     Files are results of other programs: CSV or JSON lines with the columns method, seed and a metric (and task, step,
     problem), charts exported from Weights & Biases, TRL's trainer_state.json, metric files of verl and prime-rl.
-    Exit codes: 1 with --fail-if worse if a comparison is worse, 2 options or runs that cannot be compared, 3 files.
+    Exit codes: 1 with --fail-if worse if a comparison is worse, 2 options or runs that cannot be compared, also with
+    --fail-if if no seed has a result in both, 3 files.
     """
     from retrain.campaign.verdict import comparison, sentences, verdict_page
 
@@ -170,6 +172,8 @@ def compare(  # noqa: PLR0913 - one per option
         say_verdict("\n".join([*comparison.differing(found.first), verdict_page.text(found)]))
     if fail_if and any(one.kind == fail_if for one in found.comparisons):
         raise typer.Exit(1)
+    if fail_if and not any(one.seeds for one in found.comparisons):
+        raise typer.Exit(ConfigError.exit_code)
 
 
 _COLORS = {"▲": "blue", "▼": "red", "=": "green", "≥": "green"}

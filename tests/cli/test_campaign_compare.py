@@ -62,6 +62,14 @@ def test_compare_ends_with_1_if_something_is_worse(campaign, cli, tmp_path):
     assert "--fail-if" in wrong.stderr
 
 
+def test_compare_that_compares_nothing_does_not_pass(cli, tmp_path):
+    file = tmp_path / "t.csv"
+    for rows, code in (("a,0,0.5\nb,1,0.4", 2), ("a,0,0.5\na,1,0.4", 2), ("a,0,0.5\nb,0,0.4", 0)):
+        file.write_text(f"method,seed,accuracy\n{rows}\n")
+        assert cli("compare", str(file)).exit_code == 0
+        assert cli("compare", str(file), "--fail-if", "worse").exit_code == code
+
+
 def test_compare_does_not_replace_its_input(cli, tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("method,seed,accuracy\na,0,0.5\nb,0,0.6\n")
