@@ -77,6 +77,10 @@ def no_update(run: Evidence) -> str:
     fix = 'see "The reward stays 0"' if wrong >= right else "use harder problems, or stop"
     if wrong > right == 0 and best > 0.25 and not any(row.get("reward/accuracy", 0.0) for row in rows):
         fix = f"accuracy was {best:.0%} before, so updates destroyed the policy: lower [optimizer] lr"
+    elif (cold := run.config.training.temperature) < 0.5 and fmean(
+        row.get("rollout/identical", 0.0) for row in rows
+    ) > 0.9:
+        fix = f"the completions of a group are identical: raise [training] temperature, now {cold:g}"
     mean = fmean(row.get("reward/mean", 0.0) for row in rows)
     many = f"none of the last {len(rows)} steps" if len(rows) > 1 else "the only step has not"
     return (

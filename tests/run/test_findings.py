@@ -149,6 +149,14 @@ def test_a_destroyed_policy_once_had_a_reward():
     assert findings.no_update(evidence({"reward/accuracy": 0.02}, *[row] * 10)).endswith('see "The reward stays 0"')
 
 
+def test_a_cold_sampler_gives_each_group_one_answer():
+    config = Config.model_validate({"training": {"temperature": 0.05}})
+    rows = [{"update/skipped": 1.0, "skipped/all_wrong": 8.0, "rollout/identical": 0.97}] * 10
+    text = findings.no_update(evidence(*rows, config=config))
+    assert text.endswith("the completions of a group are identical: raise [training] temperature, now 0.05")
+    assert findings.no_update(evidence(*rows)).endswith('see "The reward stays 0"')
+
+
 def test_a_narrow_range_clips_by_design():
     row = {"policy/clip_fraction": 0.6}
     assert findings.too_far(evidence(*[row] * 3, losses=[component("ppo_clip", eps_high=0.2)]))
