@@ -154,7 +154,7 @@ def check_rewards(
     say("\n".join(as_table(loaded, found).aligned()))
     holes = {one.form.name: one.correct for one in found if one.form.name in wrong and one.correct}
     missed = [one.form.name for one in found if one.form.right and one.correct <= 0.5]
-    failed, count = sum(one.failed for one in found), sum(one.count for one in found)
+    failed, count = sum(one.failed for one in found), sum(one.scored for one in found)
     if failed:
         say(f"could not be scored: {failed} of {count} completions")
     if missed:

@@ -52,14 +52,14 @@ class Paid(NamedTuple):
         values: value of each reward; None if it had no opinion or failed on every problem.
         correct: share of the completions that the run would count as correct.
         failed: number of completions that could not be scored.
-        count: number of completions.
+        scored: number of completions that were given to the rewards.
     """
 
     form: AnswerForm
     values: Mapping[str, float | None]
     correct: float
     failed: int
-    count: int
+    scored: int
 
 
 def _written(template: str, gold: bool) -> Callable[[Problem, str, str], str]:
