@@ -12,7 +12,8 @@ Summary = Literal["last", "mean"]
 Margin = Annotated[float, Field(gt=0)]
 
 _OPEN = re.compile(
-    r"(?:^|[^a-z])(?:loss(?:es)?|perplexity|ppl|kl|errors?|wer|tokens?|lengths?|len|entropy|(?:run)?times?)(?:[^a-z]|$)",
+    r"(?:^|[^a-z])(?:loss(?:es)?|perplexity|ppl|kl|errors?|r?mse|mae|[cw]er|costs?|regret|distance|latency"
+    r"|tokens?|lengths?|len|entropy|(?:run)?times?)(?:[^a-z]|$)",
     re.IGNORECASE,
 )
 """Words in the name of a metric that is usually, but not always, better when smaller."""
@@ -41,7 +42,7 @@ class Outcome(BaseModel):
 
     @model_validator(mode="after")
     def _directed(self) -> Outcome:
-        if self.goal is None and _OPEN.search(self.metric):
+        if self.goal is None and _OPEN.search(re.sub("(?<=[a-z])(?=[A-Z])", "_", self.metric)):
             raise ValueError(f'set goal = "min" if a smaller {self.metric} is better, or goal = "max"')
         return self
 

@@ -486,7 +486,13 @@ def test_runs_without_a_common_seed_are_permuted_if_asked(tmp_path):
     assert "4 runs, not paired" in one["sentence"]
 
 
-@pytest.mark.parametrize("name", ["eval_loss", "val/perplexity", "mean_length", "policy/entropy", "wer", "time/step_s"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("eval_loss", "val/perplexity", "mean_length", "policy/entropy", "wer", "time/step_s"),
+        *("evalLoss", "RMSE", "edit_distance", "latency_ms", "cost"),
+    ],
+)
 def test_a_metric_whose_direction_is_open_needs_a_goal(tmp_path, name):
     rows = [f"{method},{seed},{value + seed / 100}" for method, value in (("a", 2.0), ("b", 2.5)) for seed in SEEDS]
     file = write(tmp_path / "t.csv", "\n".join([f"method,seed,{name}", *rows]))
