@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.document import Document, canonical
-from retrain.config.foreign_values import in_sections
 from retrain.config.load import validate
 from retrain.config.resolve import LoadedConfig
 from retrain.errors import ConfigError, ConfigProblem, RetrainError, UserCodeError
@@ -201,6 +200,8 @@ def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) ->
     Args:
         run: directory of the earlier run, from which nothing is imported.
     """
+    from retrain.config.foreign_values import in_sections
+
     old = with_current_keys(old)
     known = dict(flatten(masked(old)))
     document, current = (_document({**one, "plugins": new["plugins"]}) for one in (old, new))

@@ -63,7 +63,10 @@ def measured_differently(changes: Mapping[str, Any], results: Results) -> list[s
 
     The parameters of a task are in a table of its name.
     """
-    tables = [str(configuration(results).get("task", {}).get("name", "")).rpartition(".")[2] or "task"]
+    config = configuration(results)
+    tables = [str(config.get("task", {}).get("name", "")).rpartition(".")[2] or "task"]
+    if config.get("eval", {}).get("max_tokens") is None:  # then training's limit is that of evaluated answers
+        tables.append("training.max_tokens")
     return [key for key in changes if _under(key, (*_MEASURING, *tables)) and not _under(key, _NOT_MEASURING)]
 
 

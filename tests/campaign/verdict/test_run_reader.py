@@ -121,7 +121,12 @@ def test_a_campaign_has_a_table_for_each_outcome(tmp_path):
 def test_runs_that_were_measured_differently_are_not_compared(tmp_path):
     write_campaign(tmp_path / "a", **SMALL | {"conditions": ("grpo",)})
     write_campaign(tmp_path / "b", **SMALL | {"conditions": ("maxrl",), "effects": {"maxrl": 0.1}})
-    changed = {("model", "path"): "other/model", ("eval", "problems"): 64, ("eval", "every"): 5}
+    changed = {
+        ("model", "path"): "other/model",
+        ("eval", "problems"): 64,
+        ("eval", "every"): 5,
+        ("training", "max_tokens"): 3,  # cuts evaluated answers as well
+    }
     for file in (tmp_path / "b").glob("cells/*/*/config.resolved.json"):
         config = json.loads(file.read_text())
         for (section, key), value in changed.items():
@@ -130,11 +135,11 @@ def test_runs_that_were_measured_differently_are_not_compared(tmp_path):
     runs = [tmp_path / "a/cells/grpo/s0", tmp_path / "b/cells/maxrl/s0"]
     with pytest.raises(ConfigError, match=r"model\.path: the runs were measured differently") as caught:
         comparison.compare(runs)
-    assert [one.key for one in caught.value.problems] == ["model.path", "eval.problems"]
+    assert [one.key for one in caught.value.problems] == ["model.path", "training.max_tokens", "eval.problems"]
     assert 'grpo "builtin:tiny", maxrl "other/model"; compare runs of one task' in str(caught.value)
     with pytest.raises(ConfigError, match=r"eval.problems: the runs were measured differently"):
         comparison.compare(runs, comparison.Asked(allowed=("model.path",)))
-    found = comparison.compare(runs, comparison.Asked(allowed=("model.path", "eval.problems")))
+    found = comparison.compare(runs, comparison.Asked(allowed=("model.path", "eval.problems", "training.max_tokens")))
     assert comparison.differing(found.first)[:3] == [
         "what differs",
         "                            grpo          maxrl",
