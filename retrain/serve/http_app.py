@@ -223,7 +223,7 @@ async def unless_gone(request: Request, waiting: asyncio.Future[_T]) -> _T:
 def _json_object(content: bytes | bytearray) -> JsonObject:
     try:
         found = json.loads(content)
-        if b"\\ud" in content.lower():  # half of a surrogate pair is no character, and cannot be tokenized
+        if b"\\ud" in content.lower():  # half of a surrogate pair cannot be tokenized
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise RefusedError(400, "the request has text with half of a surrogate pair") from None
