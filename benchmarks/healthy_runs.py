@@ -1,4 +1,4 @@
-"""How often the findings of a run speak although the run is healthy.
+"""Count how often the findings of a run speak although the run is healthy.
 
 Trains shipped configurations for 20 steps of 4 x 8 completions on the quickstart's task, with several seeds each, and
 counts the findings in the stored runs. In all of these runs the policy learns, so every finding is a false alarm.

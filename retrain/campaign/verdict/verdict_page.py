@@ -268,7 +268,8 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
     """Return the tables of means over runs: conditions with all outcomes, or tasks by conditions for each outcome."""
     first = analysis.first
     if len(analysis.main) == 1 and not first.task:
-        return [("", Table.of([_summary(analysis, one) | _findings(first, one) for one in first.conditions]))]
+        facts = {cell.path: read_json(cell.path / "status.json") for cell in first.runs if cell.done}
+        return [("", Table.of([_summary(analysis, one) | _findings(first, one, facts) for one in first.conditions]))]
     found: list[tuple[str, Table]] = []
     for outcome in analysis.outcomes:
         tables = [table for table in analysis.tables if table.outcome == outcome]
@@ -278,9 +279,12 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
     return found
 
 
-def _findings(results: Results, condition: str) -> dict[str, str]:
-    """Return the findings of a condition's runs, and its runs without a change of accuracy; {} if no run looked."""
-    facts = {cell.path: read_json(cell.path / "status.json") for cell in results.runs if cell.done}
+def _findings(results: Results, condition: str, facts: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the findings of a condition's runs, and its runs without a change of accuracy; {} if no run looked.
+
+    Args:
+        facts: content of the status.json of every finished run, by the run's directory.
+    """
     if not any(one.get("looked_at") for one in facts.values()):
         return {}
     own = [facts[cell.path].get("findings", ()) for cell in results.done(condition).values()]
