@@ -34,8 +34,10 @@ def alive(pid: int) -> bool:
 
 def fork_of(pid: int) -> int:
     """The process that does the work of a client of the server of forks (see `tests/forks.py`), or else the process."""
-    note = Path(os.environ["RETRAIN_TEST_SERVER"], "forks", str(pid))
-    return int(note.read_text()) if note.exists() else pid
+    try:
+        return int(Path(os.environ["RETRAIN_TEST_SERVER"], "forks", str(pid)).read_text())
+    except (FileNotFoundError, ValueError):  # none, or not written yet
+        return pid
 
 
 def kill(process: subprocess.Popen) -> None:

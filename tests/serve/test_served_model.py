@@ -214,3 +214,16 @@ def test_nothing_is_kept_of_a_request(url):
 
     before = objects(200)
     assert objects(1000) - before < 500, "less than one object for two requests"
+
+
+def test_an_answer_in_progress_is_refused_when_the_server_ends(context, monkeypatch):
+    sample = context.sampler.sample
+    monkeypatch.setattr(context.sampler, "sample", lambda *given: (endpoint.request_stop(), sample(*given))[1])
+    monkeypatch.setattr(served_model, "_SEGMENT", 1)
+    with closing(ServedModel(context, Access("127.0.0.1"))) as endpoint:
+        thread = threading.Thread(target=endpoint.work)
+        thread.start()
+        client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.InternalServerError, match="the server is ending"):
+            client.completions.create(model="policy", prompt="12+34=", max_tokens=48)
+        thread.join()
