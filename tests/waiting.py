@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 600.0
+PATIENCE_S = 300.0
 """Only a failure takes as long."""
 
 
@@ -58,5 +58,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def ends(process: subprocess.Popen) -> int:
-    """The exit code of a process, once it has ended."""
-    return process.wait(timeout=PATIENCE_S)
+    """The exit code of a process, once it has ended; one that does not is killed, since others wait without a limit."""
+    try:
+        return process.wait(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        raise
