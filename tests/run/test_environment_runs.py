@@ -140,12 +140,8 @@ def test_classes_of_other_libraries_train_as_they_are(train, kind):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (['environment.name="gess"'], 'no environment named "gess"; did you mean "guess"'),
         (["guess.tops=3"], r'\[guess\] tops: unknown key.*"top"'),
-        (["guess.top=-1"], "top"),
-        (["environment.max_turn=3"], 'did you mean "max_turns"'),
         (['environment.python="/nowhere/python"'], 'there is no program "/nowhere/python"'),
-        (['environment.name="talking_worlds.nobody"'], "has no 'nobody'"),
         (['environment.name="talking_worlds.Observation"'], "is not a generator"),
         (["environment.workers=0", "rollout.overlap=1"], "would run in the trainer"),
     ],

@@ -195,15 +195,6 @@ def test_an_engine_that_takes_requests_as_they_come_draws_the_same(workers):
     assert len(engine.calls) > len(requests)
 
 
-def test_with_such_an_engine_no_episode_waits_for_the_tool_of_another(tmp_path):
-    """Though the environment has no threads: the first answer comes from another process, after the second's end."""
-    limits = Limits(4, 6, 50, 60)
-    rendered, requests = asked(1, 4, limits)
-    pool = world("waits_for_the_other", limits, workers=2, file=str(tmp_path / "over"))
-    assert [len(one.turns) for one in roll(EachAsItComes(), pool, rendered, requests)] == [1, 3, 3, 3]
-    pool.close()
-
-
 def test_with_threads_no_episode_waits_for_the_tool_of_another(tmp_path):
     """The first episode is answered for the first time when the second has ended, after three turns."""
     limits = Limits(4, 6, 50, 60)
@@ -241,19 +232,6 @@ def test_an_engine_that_takes_less_than_the_model_ends_episodes_at_its_own_limit
     assert {len(one.prompt_ids) + len(one.completion_ids) for one in rollouts} <= set(range(26, 31))
     [short] = roll(Dice(max_model_len=1), world("endless", limits, 1000), *asked(1, 1, limits))
     assert (short.ended, short.completion_ids, short.reward) == ("context", (), 0.0)
-
-
-@pytest.mark.slow
-@given(st.permutations(range(5)), st.integers(1, 3))
-def test_an_episode_does_not_depend_on_those_that_are_played_with_it(order, alone):
-    limits = Limits(4, 6, 50, 20)
-    rendered, requests = asked(3, 5, limits)
-    pool = world("chatty", limits)
-    whole = roll(Dice(), pool, rendered, requests)
-    some = order[: alone + 1]
-    again = roll(Dice(), pool, [rendered[i] for i in some], [requests[i] for i in some])
-    expected = [replace(one, group=place) for place, i in enumerate(some) for one in whole[3 * i : 3 * i + 3]]
-    assert again == expected
 
 
 def test_without_an_environment_there_is_one_request_for_each_prompt_and_one_turn():

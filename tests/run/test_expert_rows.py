@@ -141,12 +141,6 @@ def test_terms_that_read_a_reference_or_scores_go_on_without_rollouts(train, exp
     assert row["loss/kl"] == row["loss/entropy"] == 0
 
 
-def test_an_expert_alone_can_be_imitated(train, expert):
-    (row,) = rows(train(*expert[1][:2], 'loss=[{name="sft"}]', "training.max_steps=1") / "metrics.jsonl")
-    assert row["loss/sft"] == row["loss/total"] > 0
-    assert not {"mix/mu", "loss/ppo_clip"} & row.keys()
-
-
 def test_expert_rows_stand_behind_the_rollouts_in_groups_of_their_own(parts):
     built = parts()
     experts = built.row_sources["expert"].take(0, [])[0]

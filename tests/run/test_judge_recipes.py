@@ -11,7 +11,6 @@ from statistics import stdev
 
 import pytest
 
-from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from tests.judge_server import Server
@@ -44,14 +43,6 @@ def trained(name, table, judge, folder, *more):
 @pytest.mark.parametrize("name", ["rubric", "judge_group"])
 def test_a_recipe_is_valid(name):
     assert load(f"configs/rewards/{name}.toml", SHORT).warnings == ()
-
-
-@pytest.mark.slow
-def test_explain_shows_the_parts_of_a_rubric():
-    parts = explain(load("configs/rewards/rubric.toml", SHORT))["pipeline"]["reward_parts"]
-    assert {one["reward"]: one["weight"] for one in parts} == pytest.approx(
-        {f"judge/{name}": weight for name, weight in WEIGHTS.items()}
-    )
 
 
 def by_hash(question):
@@ -117,18 +108,3 @@ def test_a_group_is_ranked_by_one_request(tmp_path):
         assert len(ranked) > 1
         for row in (rollouts[k] for k in places):
             assert row["reward"] == pytest.approx(1 - ranked.index(row["text"]) / (len(ranked) - 1))
-
-
-@pytest.mark.slow
-def test_a_group_without_scores_is_left_out_of_training(tmp_path):
-    first = []
-
-    def once(question):
-        first.append(question)
-        return by_length(question) if question == first[0] else "I cannot compare these."
-
-    more = ("judge_group.retries=0", "reward_pool.max_failed=1.0")
-    metrics, rollouts, _ = trained("judge_group", "judge_group", once, tmp_path, *more)
-    [step] = [row for row in metrics if "reward/mean" in row]
-    assert step["reward/failed"] == 4
-    assert sorted(one["reward"] is None for one in rollouts) == [False] * 4 + [True] * 4

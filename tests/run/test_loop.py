@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import math
 
 import pytest
 
@@ -201,14 +200,6 @@ def test_too_many_failed_scores_are_the_users_error(train, plugin):
     assert caught.value.__notes__ == ["after 0 steps"]
 
 
-@pytest.mark.slow
-def test_groups_without_signal_are_resampled_a_bounded_number_of_times(train, plugin):
-    run = train('rewards=[{name="mine_for_loop.constant"}]', "rollout.resample=uninformative", "rollout.max_resample=2")
-    for row in rows(run / "metrics.jsonl"):
-        assert row["rollout/completions"] == 3 * 4 * 3, "one round and two more, three groups of four each"
-        assert row["update/skipped"] == 1
-
-
 def test_a_sampler_with_other_weights_stops_the_run(train, monkeypatch):
     from retrain.engines.torch_engine import TorchEngine
 
@@ -220,14 +211,6 @@ def test_a_sampler_with_other_weights_stops_the_run(train, monkeypatch):
     monkeypatch.setattr(TorchEngine, "load_weights", wrong)
     with pytest.raises(EngineError, match="disagree"):
         train()
-
-
-@pytest.mark.slow
-def test_every_rollout_is_sampled_with_the_current_weights(train):
-    run = train("logging.rollouts_every=1")
-    for step in range(4):
-        stored = gzip.decompress((run / "rollouts" / f"step-{step:06d}.jsonl.gz").read_bytes()).splitlines()
-        assert {json.loads(line)["weights_version"] for line in stored} == {step}
 
 
 def test_training_raises_the_reward(train, tmp_path, monkeypatch):
@@ -250,47 +233,11 @@ def test_due_counts_steps_and_never_misses_the_last():
     assert [done for done in range(1, 8) if loop.due(done, 0, 7)] == [7]
 
 
-@pytest.mark.slow
-def test_metrics_are_finite_numbers(train):
-    for row in rows(train() / "metrics.jsonl"):
-        assert all(math.isfinite(value) for value in row.values())
-
-
 def test_without_rl_steps_the_warm_started_model_is_evaluated_and_saved(train):
     run = train("training.max_steps=0")
     assert [row["step"] for row in rows(run / "eval.jsonl")] == [0]
     assert (run / "model" / "model.safetensors").is_file()
     assert not (run / "metrics.jsonl").exists()
-
-
-TRACKERS = """
-class Unreachable:
-    def __init__(self, run_dir):
-        raise OSError("no route to host")
-
-    def log(self, step, metrics):
-        pass
-"""
-
-
-def test_a_tracker_that_cannot_be_built_costs_a_warning(train, tmp_path, monkeypatch):
-    (tmp_path / "unreachable_tracker.py").write_text(TRACKERS)
-    monkeypatch.chdir(tmp_path)
-    said = []
-    run = train(
-        'logging.trackers=["unreachable_tracker.Unreachable"]',
-        observe=lambda event, details: said.append(str(details.get("text"))),
-    )
-    assert len(rows(run / "metrics.jsonl")) == 4
-    assert any("no route to host" in text and "continues" in text for text in said)
-
-
-@pytest.mark.slow
-def test_figures_of_the_task_are_in_every_evaluation(train):
-    run = train("task.name=decoy", "training.max_steps=1", name="decoy")
-    evaluations = rows(run / "eval.jsonl")
-    assert [row["step"] for row in evaluations] == [0, 1]
-    assert all("task/explained" in row for row in evaluations)
 
 
 COUNTING = """

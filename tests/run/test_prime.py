@@ -75,12 +75,6 @@ def test_the_reward_model_is_scored_and_updated_in_each_epoch_as_the_algorithm_i
     assert before[2] == 3
 
 
-@pytest.mark.slow
-def test_lora_learns_in_each_epoch_too(train):
-    run = train(*PRIME, *QUIET, *LORA, "prime.every=epoch", "training.epochs=2", "training.max_steps=2")
-    assert json.loads((run / "model" / "process_rewards" / "prm.json").read_text())["steps"] == 4
-
-
 @pytest.mark.slow(but=1)
 @pytest.mark.parametrize("advantage", ["grpo", "maxrl", "dca"])
 def test_it_composes_with_any_episode_advantage(train, advantage):
@@ -124,13 +118,6 @@ def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_exported_with_what_stands_beside_its_model(train, tmp_path):
-    run = train(*PRIME, *QUIET)
-    export(reopen_trained(run, lambda event, details: None), tmp_path / "copy")
-    assert files(tmp_path / "copy" / "process_rewards") == files(run / "model" / "process_rewards")
-
-
-@pytest.mark.slow
 def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path):
     run = train(*PRIME, "eval.problems=0")
     exported = {}
@@ -162,18 +149,6 @@ def test_prompts_outside_the_band_are_replaced_within_bounds(train):
         if not step.get("update/skipped"):
             dropped = sum(step[f"skipped/{name}"] for name in ("all_correct", "all_wrong", "other"))
             assert step["groups/informative"] * 3 + dropped == step["rollout/completions"] / 4
-
-
-@pytest.mark.slow
-def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
-    said = []
-    train(*PRIME[2:], "eval.problems=0", "training.max_steps=2")
-    changes = ["training.max_steps", "algorithm.transform_mode", "components", "prime"]
-    resume = Resume("auto", allow_change=changes)
-    more = (*PRIME, "eval.problems=0", "training.max_steps=3")
-    run = train(*more, resume=resume, observe=lambda event, details: said.append(str(details)))
-    assert any("the checkpoint has no state of process_rewards" in text for text in said)
-    assert ["prm/loss" in step for step in rows(run / "metrics.jsonl")] == [False, False, True]
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_what_an_engine_hands_over_in_files_is_outside_the_run(train, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [{"step": 1}, {"model": 3}, {"logging": []}])
+@pytest.mark.parametrize("damage", [{"step": 1}, {"model": 3}])
 def test_a_configuration_that_no_run_wrote_is_a_storage_error(train, damage):
     run = train("training.max_steps=1")
     config = json.loads((run / "config.resolved.json").read_text())
