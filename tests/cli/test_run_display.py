@@ -2,12 +2,11 @@
 
 import io
 import json
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from retrain.cli.run_display import Lines, Screen, clock, display, sparkline
+from retrain.cli.run_display import Lines, Screen, display, sparkline
 from retrain.system.terminal import clean
 
 
@@ -64,17 +63,6 @@ def test_the_screen_says_where_the_run_is_what_it_takes_and_where_trackers_show_
     assert lines["run"] == "runs/a, 1,234 MB of memory at most"
     assert lines["wandb"].startswith("https://example.org/runs/")
     assert "\x1b" not in lines["wandb"]
-
-
-def test_curves_keep_one_axis_when_a_step_lacks_a_metric():
-    screen = screen_of(100)
-    for number in range(6):
-        row = step(number)
-        if number in (0, 2, 5):
-            del row["grad/norm"]
-        screen("step", row)
-    norm = next(line for line in picture(screen).splitlines() if line.startswith("grad norm"))
-    assert norm.split("0.1  ")[1].rstrip("\n")[:6] == " ▁ ▁▁ "
 
 
 def test_the_picture_names_what_a_user_asks_for():
@@ -134,13 +122,6 @@ def test_what_environments_report_is_shown():
     assert text.count("\n") < 24, "it fits into a terminal of 24 lines"
 
 
-def test_messages_are_printed_above_and_unknown_events_ignored():
-    screen: Any = screen_of(100)
-    screen("message", {"text": "[red]not markup[/red]", "level": "warning"})
-    screen("someday", {"a": 1})
-    assert "[red]not markup[/red]" in screen.console.file.getvalue()
-
-
 def test_text_of_a_model_cannot_send_escape_codes():
     assert clean("a\x1b[2Jb\x07\u202ec\td\ne") == "a·[2Jb··c d\ne"
     screen = screen_of(80)
@@ -157,17 +138,6 @@ def test_sparkline():
     assert sparkline([0.0, 0.0, 7.0, 7.0], 2) == "▁█"  # a bar is the mean of its share
     assert sparkline([float("nan")] * 3, 3) == "   "
     assert len(sparkline(list(range(1000)), 37)) == 37
-
-
-def test_clock():
-    assert [clock(seconds) for seconds in (0, 59.9, 60, 3599, 3600, 86400)] == [
-        "0:00",
-        "0:59",
-        "1:00",
-        "59:59",
-        "1:00:00",
-        "24:00:00",
-    ]
 
 
 def test_lines_are_few_and_complete(capsys):
