@@ -13,7 +13,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from retrain.training.cpu_kernels import SharedCast, _is_rms_norm, shorten, unscanned_heap
+from retrain.training.cpu_kernels import _is_rms_norm, shorten, unscanned_heap
 from tests.training.small_models import MODELS, make_batch, make_model
 
 pytestmark = pytest.mark.numeric
@@ -127,14 +127,6 @@ def test_what_needs_no_gradient_is_left_to_autocast():
     assert one.dtype == two.dtype == torch.float32
 
 
-def test_nothing_is_kept_when_the_forward_is_over():
-    model = shortened(make_model())
-    loss_and_gradients(model, torch.bfloat16)
-    (cast,) = {hook for module in model.modules() for hook in module._forward_pre_hooks.values()}
-    assert isinstance(cast, SharedCast)
-    assert cast._cast is None
-
-
 def test_a_copy_has_fewer_operations_of_its_own():
     model = shortened(make_model())
     other = copy.deepcopy(model)
@@ -190,37 +182,6 @@ def test_memory_that_was_freed_is_used_again_without_the_systems_help():
     assert cleared["keep"] < 100 < 5 * 60 * 256 <= cleared["return"]  # pages of 4 KiB
 
 
-HELD = """
-import ctypes
-from retrain.training.cpu_kernels import keep_freed_memory
-
-keep_freed_memory()
-library = ctypes.CDLL(None)
-library.malloc.restype, library.aligned_alloc.restype = ctypes.c_void_p, ctypes.c_void_p
-library.free.argtypes = [ctypes.c_void_p]
-size = ctypes.c_size_t(100 << 20)
-
-def held():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) >> 8
-
-before = held()
-for _ in range(10):
-    block = library.aligned_alloc(ctypes.c_size_t(64), size)
-    ctypes.memset(block, 1, size.value)
-    library.malloc(ctypes.c_size_t(100))  # something small that stays, such as a compiled matrix product of oneDNN
-    library.free(block)
-print(held() - before)
-"""
-
-
-@pytest.mark.slow
-@needs_glibc
-def test_blocks_as_large_as_a_vocabularys_gradient_do_not_pile_up():
-    held = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True).stdout
-    assert int(held) < 150  # MB
-
-
 def test_collections_skip_what_was_there_before_and_nothing_stays_frozen(monkeypatch):
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)  # the session's own objects are frozen
     with unscanned_heap():
@@ -229,26 +190,6 @@ def test_collections_skip_what_was_there_before_and_nothing_stays_frozen(monkeyp
         made.append(made)
         assert any(one is made for one in gc.get_objects())
     assert any(one is shorten for one in gc.get_objects())
-
-
-def test_a_process_that_has_frozen_objects_keeps_them_frozen():
-    made: list = []
-    made.append(made)
-    gc.freeze()
-    with unscanned_heap():
-        pass
-    assert not any(one is made for one in gc.get_objects())
-
-
-def test_layers_that_are_added_later_share_the_casts_of_those_before():
-    """So that adapters on a model that was warmed up before are computed as those on a model that was loaded."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    shorten(model)
-    model.append(nn.Linear(4, 4))
-    shorten(model)
-    first, *others = (vars(layer)["shared_cast"] for layer in model)
-    assert all(one is first for one in others)
-    assert all(len(layer._forward_pre_hooks) == 1 for layer in model)
 
 
 TRIMMED = """
