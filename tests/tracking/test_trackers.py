@@ -150,10 +150,3 @@ def test_a_resumed_run_replaces_its_steps_in_tensorboard(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(one.step, one.value) for one in events.Scalars("reward/mean")] == [(0, 1.0), (1, 2.0), (2, 2.0)]
-
-
-@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
-def test_closing_an_unused_tracker_does_nothing(tmp_path, name):
-    pytest.importorskip(name, reason="`make test` does not install trackio")
-    built(name, tmp_path).close()
-    assert list(tmp_path.iterdir()) == []
