@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from retrain.errors import ConfigError
@@ -68,13 +67,3 @@ def test_weights_that_are_trained_come_from_the_checkpoint_and_may_change(begun,
     base, options = begun()
     shift_weights(base)
     train(*options, resume=Resume("auto"))
-
-
-def test_the_digest_notices_a_change_of_all_weights_whatever_their_size():
-    from retrain.training.reference import sample_digest
-
-    large = {"w": torch.zeros(300_000), "b": torch.zeros(2, 3)}
-    same = {"b": torch.zeros(2, 3), "w": torch.zeros(300_000)}
-    assert sample_digest(large) == sample_digest(same)
-    for other in ({"w": large["w"] + 1e-6, "b": large["b"]}, {**large, "b": torch.zeros(3, 2)}, {"v": large["w"]}):
-        assert sample_digest(other) != sample_digest(large)

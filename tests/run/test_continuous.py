@@ -142,22 +142,6 @@ def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, 
 
 
 @pytest.mark.slow
-def test_sigterm_while_groups_are_missing_waits_for_each_of_them(train, gate, monkeypatch):
-    """With one group in flight, nothing is in flight for a moment between two groups."""
-    wait = continuous.ContinuousCollector._groups
-
-    def groups(self, step, *args):
-        if step == 2:
-            signal.raise_signal(signal.SIGTERM)
-            gate.is_open = True
-        return wait(self, step, *args)
-
-    monkeypatch.setattr(continuous.ContinuousCollector, "_groups", groups)
-    with pytest.raises(Preempted, match="after step 3"):
-        train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "most", "left"), [(0, 1, "trains on 1 .* samples [1-9] that"), (60, 9, "trains on [1-9]")]
 )

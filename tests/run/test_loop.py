@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from retrain.errors import ConfigError, DivergedError, EngineError, UserCodeError
-from retrain.run import loop
+from retrain.errors import ConfigError, DivergedError, UserCodeError
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
@@ -155,12 +154,6 @@ def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, t
 
 
 @pytest.mark.slow
-def test_a_metric_of_any_name_controls_nothing(train, plugin):
-    run = train('algorithm.transform_mode=["mine_for_loop.reports"]', "training.max_steps=4")
-    assert [row["mine/nonfinite"] for row in rows(run / "metrics.jsonl")] == [1.0] * 4
-
-
-@pytest.mark.slow
 def test_a_plain_transform_reads_the_texts_of_tokens(train, plugin):
     run = train('algorithm.transform_mode=["mine_for_loop.texts"]', "training.max_steps=1")
     (row,) = rows(run / "metrics.jsonl")
@@ -200,19 +193,6 @@ def test_too_many_failed_scores_are_the_users_error(train, plugin):
     assert caught.value.__notes__ == ["after 0 steps"]
 
 
-def test_a_sampler_with_other_weights_stops_the_run(train, monkeypatch):
-    from retrain.engines.torch_engine import TorchEngine
-
-    real = TorchEngine.load_weights
-
-    def wrong(self, weights, version):
-        real(self, {name: value + 0.2 for name, value in weights.items()}, version)
-
-    monkeypatch.setattr(TorchEngine, "load_weights", wrong)
-    with pytest.raises(EngineError, match="disagree"):
-        train()
-
-
 def test_training_raises_the_reward(train, tmp_path, monkeypatch):
     """Behavior: rewarded for short completions, the model writes shorter ones."""
     (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")
@@ -226,11 +206,6 @@ def test_training_raises_the_reward(train, tmp_path, monkeypatch):
     )
     lengths = [row["tokens/response"] for row in rows(run / "metrics.jsonl")]
     assert sum(lengths[-5:]) < 0.8 * sum(lengths[:5])
-
-
-def test_due_counts_steps_and_never_misses_the_last():
-    assert [done for done in range(1, 8) if loop.due(done, 3, 7)] == [3, 6, 7]
-    assert [done for done in range(1, 8) if loop.due(done, 0, 7)] == [7]
 
 
 def test_without_rl_steps_the_warm_started_model_is_evaluated_and_saved(train):

@@ -99,10 +99,8 @@ def test_a_person_plays_whichever_a_problem_belongs_to(toml):
     ("settings", "message"),
     [
         (['environments.0.name="gess"'], 'no environment named "gess"; did you mean "guess"'),
-        (["environments.0.params.tops=1"], "tops"),
         (['environments.0.label="sums"'], 'two entries have the label "sums"'),
         (['task.name="numbers"'], "every entry of .* names its own"),
-        (["guess.top=3"], "sets it as well"),
     ],
 )
 def test_mistakes_are_found_at_load(toml, settings, message):

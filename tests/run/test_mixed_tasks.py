@@ -64,8 +64,6 @@ def test_a_mix_trains_is_measured_by_parts_and_resumes_to_the_bit(train, stopped
     ("settings", "message"),
     [
         (['tasks.0.name="additoin"'], 'no task named "additoin"; did you mean "addition"'),
-        (['tasks.0.label="words"'], 'two entries have the label "words"'),
-        (['task.name="chain"'], r"every entry of \[\[tasks\]\] names its own"),
         (['environment.name="guess"'], r"\[\[tasks\]\] have no environment"),
         (['checkpoint.best="eval/word/accuracy"'], 'did you mean "eval/words/accuracy"'),
     ],

@@ -159,16 +159,3 @@ def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypa
     monkeypatch.setattr(TorchPolicy, "update", fails)
     with pytest.raises(type(error), match=str(error)):
         train(*AHEAD, "eval.problems=0")
-
-
-@pytest.mark.slow
-def test_a_sampler_with_other_weights_stops_the_run_though_batches_are_old(train, monkeypatch, slowly):
-    real = TorchEngine.load_weights
-
-    def forgets(self, weights, version):
-        scale = 1.0 if version < 2 else 1.3
-        real(self, {name: value * scale for name, value in weights.items()}, version)
-
-    monkeypatch.setattr(TorchEngine, "load_weights", forgets)
-    with pytest.raises(EngineError, match="disagree"):
-        train(*AHEAD)
