@@ -61,12 +61,6 @@ def test_a_template_that_refuses_messages_is_an_error_of_the_data():
         model.prompt(MESSAGES)
 
 
-@pytest.mark.parametrize("prompt", [[USER, SAID, MORE], [{"role": "system", "content": "add"}, USER]])
-def test_other_messages_need_a_template(prompt):
-    with pytest.raises(DataError, match=r"f:7: .*there is no chat template"):
-        loaded(chat=False).conversation(Problem("f:7", prompt, "", "six"))
-
-
 def test_a_template_that_rewrites_history_makes_no_row_of_all_turns():
     model = loaded()
     model.tokenizer.chat_template = (

@@ -26,12 +26,6 @@ def test_vocabulary_is_128_for_ascii_and_holds_every_byte_otherwise():
     assert build_model(BYTES).config.vocab_size == 320
 
 
-def test_special_tokens_are_distinct_and_first():
-    assert (PLAIN.pad_token_id, PLAIN.bos_token_id, PLAIN.eos_token_id) == (0, 1, 2)
-    config = build_model(PLAIN).config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
-
-
 @given(st.text())
 @settings(deadline=None)
 def test_any_text_round_trips_through_bytes(text):

@@ -1,12 +1,11 @@
 """Adapters: merged weights, state, peft's format, reference without a copy."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from retrain.errors import MissingExtraError, StorageError
+from retrain.errors import MissingExtraError
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.model.test_forward import own_logprobs
@@ -58,42 +57,6 @@ def test_reference_is_the_base_model_with_adapters_off():
     trained.update(batch, make_objective())
     torch.testing.assert_close(reference(batch), own_logprobs(make_model(), batch), rtol=1e-4, atol=1e-5)
     assert (trained.logprobs(batch)["old_logprobs"] - reference(batch)).abs().max() > 1e-4
-
-
-def test_adapter_is_saved_in_pefts_format(tmp_path):
-    from peft import PeftModel
-
-    trained, batch = policy(), make_batch()
-    trained.update(batch, make_objective())
-    trained.save_adapter(tmp_path)
-    loaded = PeftModel.from_pretrained(make_model(), str(tmp_path)).base_model.model
-    torch.testing.assert_close(own_logprobs(loaded, batch), own_logprobs(trained.model, batch), rtol=1e-5, atol=1e-5)
-
-
-def test_an_adapter_that_cannot_be_written_leaves_the_last_one_whole(tmp_path, monkeypatch):
-    import peft.peft_model
-    from safetensors import SafetensorError
-
-    trained, folder = policy(), tmp_path / "adapter"
-    trained.save_adapter(folder)
-    first = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(first)
-
-    def fills(tensors, file, **options):
-        """Write a half, as a disk that is full does."""
-        Path(file).write_bytes(b"half")
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    trained.update(make_batch(), make_objective())
-    with monkeypatch.context() as patch:
-        patch.setattr(peft.peft_model, "safe_save_file", fills)
-        with pytest.raises(StorageError, match=r"adapter cannot be written: .*No space left.*; free some space"):
-            trained.save_adapter(folder)
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
-    assert list(tmp_path.iterdir()) == [folder]
-    trained.save_adapter(folder)
-    assert {file.name for file in folder.iterdir()} == set(first)
-    assert (folder / "adapter_model.safetensors").read_bytes() != first["adapter_model.safetensors"]
 
 
 def test_dropout_acts_in_the_update_only():
