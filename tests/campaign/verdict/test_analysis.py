@@ -12,10 +12,8 @@ from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import (
     as_json,
     conclusion,
-    drawn_range,
     headline,
     note,
-    picture,
     sentence,
     short,
     text,
@@ -282,18 +280,6 @@ def test_nothing_to_compare():
     assert headline(none) == "2 of 4 runs finished. 0 of 1 condition measured: no seed has a result in both."
     assert as_json(none)["comparisons"][0]["difference"] == {"value": None, "low": None, "high": None}
     assert math.isnan(average(none.first, "a").value)
-
-
-def test_the_picture_shows_the_interval_zero_and_the_margin():
-    one = only(simulated(noisy(0.04), outcome=Outcome(margin=0.1)))
-    drawn = picture(one, (-0.2, 0.2))
-    assert len(drawn) == 29
-    assert drawn[14] == "┊"
-    assert [index for index, mark in enumerate(drawn) if mark == "·"] == [7, 21]
-    assert drawn.index("●") == round((one.mean.value + 0.2) / 0.4 * 28)
-    assert picture(one, (-0.01, 0.01)).endswith("●"), "a value outside the axis is at its end"
-    open_one = only(simulated(noisy()))
-    assert drawn_range([open_one]) == (open_one.difference.low, open_one.difference.high), "a lone interval is whole"
 
 
 # --- Warm starts.
