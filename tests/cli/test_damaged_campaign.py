@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from retrain.campaign.work.lease import LeaseWatch
 from tests.campaign.tables import write_campaign
 
 CELL = "cells/maxrl/s1"
@@ -98,19 +97,3 @@ def test_a_value_in_a_plan_that_nothing_can_mean_is_named(campaign, cli, key, va
         result = cli("report", "runs/two")
         assert result.exit_code == 6, (value, result.output)
         assert re.match(r"\S*runs/two/plan\.json:1: ", result.stderr), result.stderr
-
-
-OWNERS = ["x", 3, [], {}, {"host": 3, "pid": "x", "born": None}, {"host": "x", "pid": 1, "space": "x"}]
-
-
-@pytest.mark.parametrize("owner", OWNERS, ids=repr)
-def test_a_lease_of_nobody_is_nobodys_and_harms_no_reader(campaign, cli, owner):
-    (campaign / CELL / "outcome.json").unlink()
-    lease = campaign / "leases/maxrl/s1/1.json"
-    lease.parent.mkdir(parents=True)
-    lease.write_text(json.dumps({"owner": owner, "beat": 1, "crashes": "x"}))
-    shown = cli("status", "runs/two", "--json")
-    assert shown.exit_code == 0
-    (state,) = [row["state"] for row in json.loads(shown.stdout)[0]["runs"] if row["id"] == "maxrl/s1"]
-    assert state == "running"  # until nobody shows a sign of life
-    assert LeaseWatch(campaign / "leases", 60.0).take("maxrl/s1", campaign / CELL / "metrics.jsonl") is None

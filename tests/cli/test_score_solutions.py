@@ -88,21 +88,3 @@ def test_a_scale_is_a_finite_number_above_0(folder, cli, beta):
     result = cli("prm", "score", "model", "solutions.jsonl", "--beta", beta)
     assert result.exit_code == 2
     assert "finite number above 0" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("{", "not JSON"),
-        ('{"beta": 0}', "beta: Input should be greater than 0"),
-    ],
-)
-def test_a_damaged_description_of_the_model_is_named(folder, cli, text, reason):
-    (folder / "model").mkdir()
-    (folder / "model" / "prm.json").write_text(text)
-    write(folder, SOLUTIONS)
-    result = cli("prm", "score", "model", "solutions.jsonl")
-    assert result.exit_code == 6, result.output
-    (line,) = result.stderr.splitlines()
-    assert "model/prm.json:1: " in line
-    assert reason in line

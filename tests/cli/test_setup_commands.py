@@ -3,13 +3,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.text import Text
 from typer.testing import CliRunner
 
 import retrain
 from retrain.cli.main import app
-from retrain.cli.setup_commands import EXTRAS, _show
+from retrain.cli.setup_commands import EXTRAS
 
 
 def run(*arguments):
@@ -86,18 +84,6 @@ def test_doctor_describes_this_machine(tmp_path, monkeypatch):
     assert found["this directory"] == "writable"
     assert "torch" in found["engines"]
     assert "this directory: writable" in run("doctor").stdout
-
-
-def test_doctor_marks_what_it_finds_in_a_terminal_as_soon_as_it_is_known(capsys):
-    screen = Console(force_terminal=True, width=80, highlight=False)
-    _show(screen, "extras", {"math": "0.9.0", "grams": "scikit-learn 1.9, other not installed", "lora": "broken: X: y"})
-    lines = [Text.from_ansi(line).plain.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        "extras",
-        "  ✓ math  0.9.0",
-        "  - grams scikit-learn 1.9, other not installed",
-        "  ✗ lora  broken: X: y",
-    ]
 
 
 def test_doctor_fails_where_nothing_can_be_written(monkeypatch):
