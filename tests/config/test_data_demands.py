@@ -1,8 +1,6 @@
 """What training would ask of the data and not find is told by `validate`, and by `train` before it loads a model."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -83,14 +81,3 @@ def test_rows_far_from_the_first_are_read_too():
     result = run("validate", RUN)
     assert result.exit_code == 3
     assert "rows.jsonl:41: " in result.stderr
-
-
-def test_what_training_can_use_is_valid_without_torch():
-    with open("run.toml", "w") as file:
-        file.write(RUN + "[[rewards]]\nname = 'own.known'")
-    code = (
-        "import sys; from retrain.config.load import load; from retrain.config.data_checks import check_data;"
-        "check_data(load('run.toml')); assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -1,8 +1,5 @@
 """Files that a run would miss as it starts are found by whoever reads its configuration, and by `train` alike."""
 
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
@@ -93,14 +90,3 @@ def test_every_condition_of_a_campaign_is_looked_at(folder, command):
     assert len(result.stderr.splitlines()) == 1
     shared = f'[campaign]\nseeds = 2\n{TASK}path = "none.jsonl"\n'
     assert run(command, folder, shared).stderr.splitlines() == [f"run.toml:8:1: {NOWHERE}"], "once for all conditions"
-
-
-def test_it_takes_no_torch(folder):
-    (folder / "run.toml").write_text(TASK + 'path = "none.jsonl"')
-    script = (
-        "import sys\nfrom retrain.cli.main import app\n"
-        "try:\n    app(['validate', 'run.toml'])\n"
-        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.split() == ["3", "False"], done.stderr
