@@ -6,7 +6,6 @@ import pytest
 
 from retrain.registry import find, reward
 from retrain.rewards.pool import RewardPool
-from retrain.rewards.rubric import Rubric, reward_of
 from tests.judge_server import Server
 
 SCORES = {"be right": 8, "be short": 4, "rude": 5, "cite it": 10}
@@ -134,12 +133,3 @@ def test_columns_of_reward_parts():
     assert parts_of(rubric=fixed) == {"a": 0.75, "criterion_2": 0.25, "criterion_3": 0.25}
     assert parts_of(rubric=fixed, rubric_field="r") == {}, "criteria of rows belong to no part"
     assert parts_of(rubric=["c"], rubric_field="r", parts={"x": 3.0}) == {"criterion_1": 0.25, "x": 0.75}
-
-
-def test_the_weighted_sum_of_the_columns_is_the_reward():
-    fixed = [{"criterion": "a", "weight": 3.0, "name": "a"}, {"criterion": "b", "weight": -1.0}, {"criterion": "c"}]
-    rubric = Rubric(fixed)
-    found = reward_of(rubric.named(), [0.2, 0.9, 0.5])
-    weights = rubric.columns()
-    assert found["score"] == pytest.approx(sum(weight * found[name] for name, weight in weights.items()))
-    assert found["score"] == pytest.approx((3 * 0.2 - 0.9 + 0.5) / 4)
