@@ -1,6 +1,7 @@
 """A policy that programs talk to by HTTP, as an OpenAI client would; their conversations are trained on."""
 
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -14,6 +15,7 @@ from retrain.config.load import load
 from retrain.errors import ConfigError, EngineError, StorageError
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume, run
+from retrain.serve import http_app, http_server
 from retrain.serve.chat_sessions import SessionConflictError, Sessions
 from retrain.serve.http_app import Access
 from retrain.serve.policy_endpoint import PolicyEndpoint, source_of_episodes
@@ -242,6 +244,32 @@ BAD = [
     ('{"messages"', "not a JSON object"),
 ]
 """(request, what its refusal says)."""
+
+
+def raw(url, data):
+    """The status of the answer to bytes that are sent as they are; "" if the connection is closed without one."""
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
+        connection.sendall(data)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()[9:12]
+
+
+@pytest.mark.slow
+def test_requests_that_are_long_slow_or_malformed_end_alone(parts, monkeypatch):
+    monkeypatch.setattr(http_app, "_BODY_S", 1.0)
+    monkeypatch.setattr(http_server, "_REQUEST_S", 1)
+    head = f"POST {TURN} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    sent = {
+        "Content-Length: 999999999999\r\n\r\n": "413",
+        "Content-Length: 9\r\n\r\n{": "408",
+        "Content-Length: 1\r\nContent-Length: 2\r\n\r\n": "400",
+        "Content-Length": "",
+    }
+    long = {"messages": [user("1" * 500_000)]}
+    found, status = answered(
+        parts, lambda url: ({more: raw(url, f"{head}{more}".encode()) for more in sent}, post(url, TURN, long)[0])
+    )
+    assert (found, status) == (sent, 400)
 
 
 def test_a_refused_request_changes_nothing(parts):
