@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from retrain import TransformOutput
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.errors import ComponentError, UserCodeError
@@ -157,16 +156,6 @@ def test_a_loss_without_gradient_and_a_filter_that_splits_a_group():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_none(kind, value):
     refused(kind, target(kind, lambda n, t: torch.full((n,) if kind == "advantage" else (n, t), value)))
-
-
-PLAIN = [None, 3, "text", [1.0], [["a"]], {}, iter(()), [None] * 2, [10**400] * 2, [math.nan] * 2, [1j, 1j], object()]
-
-
-@pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value)[:20])
-def test_plain_functions(value):
-    refused("advantage", lambda rewards: value, "lists")
-    refused("transform", lambda ctx: value, "context")
-    refused("algorithm", lambda ctx: TransformOutput(value), "context")
 
 
 VERBS = ("__init__", "before", "after", "state_dict", "load_state_dict", "__call__")

@@ -15,12 +15,9 @@ GOOD = Completion((5, 7, 0), (-1.0, -2, -0.5), "stop", 3)
 ROW = Rollout("p", "1+1=", "2", (1, 2), (5, 0), (-1.0, -0.5), "2", (Turn(0, 2, "stop", 3, 0.5),), 0, 1.0, {"r": 1.0})
 BAD_COMPLETIONS = {
     "log-probs": replace(GOOD, logprobs=(-1.0, nan, -0.5)),
-    "positive log-prob": replace(GOOD, logprobs=(-1.0, 5.0, -0.5)),
     "too few log-probs": replace(GOOD, logprobs=(-1.0,)),
-    "no tokens": replace(GOOD, ids=(), logprobs=()),
     "too many tokens": replace(GOOD, ids=(5, 5, 5, 5, 0), logprobs=(-1.0,) * 5),
     "beyond the vocabulary": replace(GOOD, ids=(5, 8, 0)),
-    "huge": replace(GOOD, ids=(5, 10**30, 0)),
     "another reason": replace(GOOD, finish_reason="eos"),
     "stopped without a stop id": replace(GOOD, ids=(5, 7, 7)),
     "cut at a stop id": replace(GOOD, finish_reason="length"),
@@ -33,17 +30,13 @@ BAD_ROWS = {
     "id": replace(ROW, problem_id=3),
     "token ids": replace(ROW, completion_ids=(5, 0.0)),
     "too few log-probs": replace(ROW, sampler_logprobs=(-1.0,)),
-    "turns": replace(ROW, turns=((0, 2),)),
     "group": replace(ROW, group="first"),
     "reward": replace(ROW, reward="1"),
     "no reward": replace(ROW, reward=None),
-    "a part": replace(ROW, parts={"r": "high"}),
-    "status": replace(ROW, status=None),
     "reward of a turn": replace(ROW, turns=(replace(ROW.turns[0], reward=nan),)),
     "turn past the end": replace(ROW, turns=(Turn(0, 3, "stop", 3),)),
     "expert's ids": ExpertRow((1, "2"), ((1, 2),)),
     "expert without a prompt": ExpertRow((1, 2), ((0, 2),)),
-    "another type": {"ids": (1, 2)},
 }
 CALL = Call("plug-in", "mine")
 

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-import retrain.tracking.trackers as trackers
 from retrain.errors import MissingExtraError
 from retrain.registry import bind, find
 from tests.forks import PYTHON
@@ -82,19 +81,6 @@ def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path
     assert CANARY.encode() not in data
     assert CANARY not in done.stdout + done.stderr
     assert "WARNING" not in done.stderr
-
-
-def test_wandb_looks_for_a_key_without_reading_it(tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert not trackers._wandb_key()
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert trackers._wandb_key()
-    (tmp_path / ".netrc").write_text("nonsense\n")
-    assert not trackers._wandb_key()
-    monkeypatch.setenv("WANDB_API_KEY", "x")
-    assert trackers._wandb_key()
 
 
 def test_tensorboard_writes_every_scalar(tmp_path):
