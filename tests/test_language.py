@@ -167,11 +167,7 @@ def test_the_proxies_find_what_they_look_for(text, tmp_path, monkeypatch):
     "text",
     [
         "def told(): ...",
-        "class WorldPool: ...",
-        "def f(*, later=False): ...",
         "async def _hear(): ...",
-        "import json as elsewhere",
-        "for one.heard_last in (): ...",
         "x = [game for game in ()]",
     ],
 )

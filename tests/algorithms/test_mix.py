@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from retrain.registry import find
 
@@ -34,15 +32,3 @@ def test_published_chord_schedule(case):
 def test_without_a_rise_it_starts_at_the_peak_and_without_a_fall_it_drops():
     assert mu(0, schedule="chord", warmup=0) == 0.5
     assert [mu(step, schedule="chord", warmup=4, decay=0) for step in (3, 4)] == [0.375, 0.02]
-
-
-shares = st.floats(0, 1)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 2000), st.integers(0, 900), st.integers(0, 900), shares, shares)
-def test_it_stays_between_nothing_and_the_peak_or_valley(step, warmup, decay, peak, valley):
-    value = mu(step, schedule="chord", warmup=warmup, decay=decay, peak=peak, valley=valley)
-    assert 0 <= value <= max(peak, valley) + 1e-12
-    if step >= warmup + decay:
-        assert value == valley

@@ -120,21 +120,6 @@ def test_the_process_term_counts_from_the_step_of_the_delay_on():
         assert process_rloo(rewards, episode, groups, step=step, delay=10) == process_rloo(rewards, episode, groups)
 
 
-def test_without_a_delay_the_noise_of_an_untrained_model_is_as_large_as_an_outcome():
-    noise = [[1e-7, -2e-7], [3e-7]]
-    added = process_rloo(noise, [0.5, -0.5], [0, 0])[1][0] + 0.5
-    assert abs(added) > 0.1
-    assert process_rloo(noise, [0.5, -0.5], [0, 0], delay=10) == [[0.5, 0.5], [-0.5]]
-
-
-def test_a_row_without_company_keeps_its_advantages():
-    assert process_rloo([[1.0, 2.0], [3.0], []], [0.5, -0.5, 0.0], [0, 1, 1], norm="none") == [[0.5, 0.5], [-0.5], []]
-
-
-def test_rewards_of_zero_leave_the_episode_alone():
-    assert process_rloo([[0.0, 0.0], [0.0]], [0.5, -0.5], [0, 0]) == [[0.5, 0.5], [-0.5]]
-
-
 @pytest.mark.parametrize("params", [{"gamma": 1.5}, {"gamma": -0.1}, {"norm": "group"}, {"beta": 0.1}, {"delay": -1}])
 def test_parameters_outside_their_range_are_refused(params):
     with pytest.raises(ParameterError, match=next(iter(params))):

@@ -52,14 +52,6 @@ def test_the_pipeline_prepares_trains_and_scores(tmp_path):
     assert [one["name"] for one in config["components"]["advantage"]] == ["dca"]
 
 
-@pytest.mark.slow
-def test_the_quick_form_of_the_pipeline_takes_three_steps(tmp_path):
-    sizes = {"BUILTIN_ONLY": "1", "QUICK": "1", "TRAIN_SIZE": "10", "VAL_SIZE": "5", "MODES": "dca"}
-    done = script("dca/pipeline.sh", cwd=tmp_path, **sizes)
-    assert done.returncode == 0, done.stderr
-    assert len((tmp_path / "runs" / "dca-pipeline-dca" / "metrics.jsonl").read_text().splitlines()) == 3
-
-
 def test_a_file_of_results_is_only_scored(tmp_path):
     rows = [{"predictions": ["so 2", "3"], "lengths": [3, 4], "ground_truth": "2"}] * 3
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -32,19 +32,6 @@ def test_compare_writes_html_and_json(campaign, cli, tmp_path):
     assert "retrain compare" in (tmp_path / "out.html").read_text()
 
 
-def test_compare_of_no_run_says_so(cli, tmp_path):
-    result = cli("compare", str(tmp_path))
-    assert result.exit_code == 2
-    assert "contains no run" in result.stderr
-
-
-def test_compare_of_files_without_a_result_is_an_error(cli, tmp_path):
-    (tmp_path / "t.csv").write_text("method,seed,accuracy\na,0,\nb,0,nan\n")
-    result = cli("compare", str(tmp_path / "t.csv"))
-    assert result.exit_code == 3
-    assert "no run has a result" in result.stderr
-
-
 def test_report_of_a_campaign_prints_the_verdict_and_the_files(campaign, cli):
     result = cli("report", str(campaign))
     assert result.exit_code == 0
@@ -68,12 +55,3 @@ def test_compare_that_compares_nothing_does_not_pass(cli, tmp_path):
         file.write_text(f"method,seed,accuracy\n{rows}\n")
         assert cli("compare", str(file)).exit_code == 0
         assert cli("compare", str(file), "--fail-if", "worse").exit_code == code
-
-
-def test_compare_does_not_replace_its_input(cli, tmp_path):
-    file = tmp_path / "t.csv"
-    file.write_text("method,seed,accuracy\na,0,0.5\nb,0,0.6\n")
-    result = cli("compare", str(file), "--html", str(file))
-    assert result.exit_code == 2
-    assert "is an input" in result.stderr
-    assert file.read_text().startswith("method")

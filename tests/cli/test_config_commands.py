@@ -9,21 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from tests.cli.conftest import PLUGINS
-from tests.forks import run_command
 
 MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("slip in a key", "[training]\nmax_stpes = 3", "2:1", ("[training] max_stpes", 'did you mean "max_steps"?')),
-    ("slip in a table", "[trainng]\nseed = 1", "1:1", ("trainng", 'did you mean "training"?')),
     ("slip in a component's key", "[gtpo]\nbta = 0.1", "2:1", ("[gtpo] bta", 'did you mean "beta"?')),
-    ("slip in a component's table", "[hicr]\nalpha = 0.1", "1:1", ("hicr", 'did you mean "hicra"?')),
     ("slip in a name", '[algorithm]\nadvantage_mode = "gpro"', "2:1", ("gpro", 'did you mean "grpo"?')),
     ("unknown table", "[frobnicate]\nx = 1", "1:1", ("unknown table", "sections: ")),
-    ("unknown key like no other", "[eval]\nzzz = 1", "2:1", ("unknown key", "keys of [eval]: every")),
     ("key at the top level", "lr = 1e-4", "1:1", ("lr: unknown key here", "lr belongs in [optimizer]")),
-    ("unknown key at the top level", "qqq = 1", "1:1", ("qqq", "put every key into a table")),
-    ("key of another table", "[training]\nschedule = 'linear'", "2:1", ("schedule belongs in [optimizer]",)),
-    ("table inside another", "[lora]\nr = 8", "1:1", ("lora belongs in [model]",)),
     (
         "slip in a nested table",
         "[model.lora]\nrank = 8",
@@ -31,39 +23,20 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
         ("[model.lora] rank", "write [model.lora] r = 8"),
     ),
     ("quoted number", '[training]\nbatch_size = "16"', "2:1", ("must be an integer", "write batch_size = 16")),
-    ("float for an integer", "[training]\ngroup_size = 8.0", "2:1", ("must be an integer", "write group_size = 8")),
-    ("fraction for an integer", "[training]\ngroup_size = 8.5", "2:1", ("must be an integer", "a whole number")),
-    ("boolean for a number", "[training]\ntemperature = true", "2:1", ("must be a number, not true", "a number")),
     ("number for a boolean", "[eval]\ngreedy = 1", "2:1", ("must be true or false", "write greedy = true")),
-    ("number for a string", "[model]\npath = 7", "2:1", ("must be a string", 'write path = "7"')),
-    ("list for a string", '[task]\nname = ["addition"]', "2:1", ("must be a string", "a single string")),
     ("value for a list", "[eval]\npass_at = 4\nsamples = 4", "2:1", ("must be a list", "write pass_at = [4]")),
     ("wrong item in a list", '[optimizer]\nbetas = [0.9, "x"]', "2:15", ("must be a number", "a number")),
-    ("wrong item in a union", "[algorithm]\ntransform_mode = ['gtpo', 3]", "2:27", ("must be a string", '"3"')),
-    ("neither of a union", "[algorithm]\ntransform_mode = 3", "2:1", ("a string in quotes or a list", '"3"')),
     ("value for a table", "training = 3", "1:1", ("must be a table", "write [training]")),
-    ("list of tables for a table", "[[training]]\nseed = 1", "1:1", ("must be a table", "write [training]")),
     ("table for a list of tables", "[rewards]\nname = 'exact'", "1:1", ("must be a list", "write rewards = [")),
-    ("value for a component's table", "gtpo = 0.1", "1:1", ("must be a table", "write [gtpo]")),
     ("negative", "[training]\nseed = -1", "2:1", ("-1 is out of range", "use a value >= 0")),
-    ("zero", "[training]\nbatch_size = 0", "2:1", ("0 is out of range", "use a value >= 1")),
-    ("too large", "[rollout]\ntop_p = 1.5", "2:1", ("1.5 is out of range", "use a value <= 1")),
     ("out of a component's range", "[hicra]\nalpha = 3.0", "2:1", ("3.0 is out of range", "use a value <= 1")),
-    ("nan", "[optimizer]\nlr = nan", "2:1", ("[optimizer] lr: NaN", "finite")),
     ("infinity", "[kl]\nweight = inf", "2:1", ("[kl] weight: Infinity", "finite")),
     ("none of the choices", '[optimizer]\nname = "adam"', "2:1", ('did you mean "adamw"?', '"muon"')),
-    ("no choice near", '[checkpoint]\nresume = "x"', "2:1", ("is not a valid value", 'use one of "never", "auto"')),
-    ("choice of the wrong type", "[model]\ndtype = 16", "2:1", ("16 is not a valid value", '"bfloat16"')),
     ("pattern", '[training]\ndevice = "gpu"', "2:1", ("gpu", "should match")),
-    ("empty string", '[model]\npath = ""', "2:1", ("at least 1 character", "change the value")),
     ("missing key", "[[rewards]]\nweight = 1.0", "1:1", ("[[rewards]] name: is missing", "add name = ...")),
-    ("second entry of a list", '[[loss]]\nname = "kl"\n[[loss]]\nname = "ppo_clp"', "4:1", ('"ppo_clip"?',)),
     ("same key twice", "[training]\nseed = 1\nseed = 2", "3:9", ("not valid TOML", "write each key once")),
-    ("same table twice", "[training]\n[eval]\n[training]", "3:10", ("not valid TOML", "write each key once")),
-    ("no quotes", "[model]\npath = tiny", "2:8", ("not valid TOML", "strings in quotes")),
     ("Python's True", "[eval]\ngreedy = True", "2:10", ("not valid TOML", "lower case")),
     ("alias and key", "[training]\nlr = 1.0\n[optimizer]\nlr = 2.0", "2:1", ("[optimizer] lr in line 4", "keep one")),
-    ("alias out of range", "[training]\nlr = -1.0", "2:1", ("[training] lr: -1.0 is out of range", "> 0")),
     ("unequal minibatches", "[training]\nminibatches = 3", "2:1", ("128 completions", "a divisor of 128")),
     (
         "tiny micro-batch",
@@ -72,24 +45,15 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
         ("are fewer than one completion", "at least 128"),
     ),
     ("truncated sampling", "[rollout]\ntop_p = 0.9", "2:1", ("truncates", "use top_p = 1")),
-    ("top_k", "[rollout]\ntop_k = 50", "2:1", ("truncates", "use top_k = 0")),
     ("pass@k beyond the samples", "[eval]\npass_at = [1, 8]", "2:1", ("pass@8", "use samples = 8")),
     ("no such directory", '[model]\npath = "./nowhere"', "2:1", ("there is no directory", "give a directory")),
-    ("no name on the hub", '[model]\npath = ":"', "2:1", ('there is no directory ":"', "or a name on the hub")),
-    ("no model in a directory", '[model]\npath = "/"', "2:1", ('"/" has no config.json', "save_pretrained")),
     (
         "a file for a directory",
         '[model]\npath = "/etc/passwd"',
         "2:1",
         ('there is no directory "/etc/passwd"', "give a"),
     ),
-    ("deep in nowhere", '[model]\npath = "runs/none/model"', "2:1", ('no directory "runs/none/model"', "give a")),
     ("no such search path", '[plugins]\nsearch_paths = ["/nowhere"]', "2:17", ("there is no directory", "create it")),
-    ("unknown stage", '[algorithm]\ntransform_mode = ["gtpo", "hicro"]', "2:27", ('did you mean "hicra"?',)),
-    ("unknown engine", '[rollout]\nengine = "touch"', "2:1", ('no engine named "touch"', 'did you mean "torch"?')),
-    ("unknown task", '[task]\nname = "additon"', "2:1", ('no task named "additon"', 'did you mean "addition"?')),
-    ("unknown tracker", '[logging]\ntrackers = ["wandv"]', "2:13", ("no tracker", 'did you mean "wandb"?')),
-    ("unknown parameter of a reward", '[[rewards]]\nname = "exact"\nparams = {x = 1}', "3:11", ("x: unknown key",)),
     ("missing parameter", '[[rewards]]\nname = "format"', "1:1", ("pattern: is missing", "add pattern = ...")),
     (
         "params of a registered name",
@@ -97,29 +61,15 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
         "2:21",
         ("only a dotted path", "[grpo]"),
     ),
-    ("slip in inline parameters", "[[rewards]]\nname='exact'\nparams={patern='(x)'}", "3:9", ('mean "pattern"?',)),
     ("broken pattern", "[[rewards]]\nname='format'\n[format]\npattern='('", "4:1", ("not a regular expression",)),
-    ("pattern without a group", "[[rewards]]\nname='exact'\n[exact]\npattern='x'", "4:1", ("captures nothing",)),
     ("no such builtin", "[model]\npath = 'builtin:huge'", "2:1", ("no builtin", "use builtin:tiny")),
-    ("a run named by dots", "[logging]\nname = '.'", "2:1", ("should match",)),
-    ("grams from nowhere", "[hicra]\nstrategic_grams_path = '/nope'", "2:1", ("No such file", "JSON file")),
-    ("grams twice", "[planning]\nstrategic_grams='a'\nstrategic_grams_path='b'", "3:1", ("both set", "keep one")),
-    ("grams that are no JSON", "[planning]\nstrategic_grams = '[1'", "2:1", ("not valid JSON", "write [")),
     ("NUL in a path", '[logging]\ndir = "\\u0000"', "2:1", ("[logging] dir: contains a NUL", "remove it")),
-    ("NUL in a model", '[model]\npath = "a\\u0000"', "2:1", ("[model] path: contains a NUL", "remove it")),
-    ("list too short", "[optimizer]\nbetas = [0.9]", "2:1", ("is missing", "one longer")),
-    ("list too long", "[optimizer]\nbetas = [0.9, 0.9, 0.9]", "2:1", ("too long", "at most 2")),
-    ("empty list", "rewards = []", "1:1", ("too short", "at least 1")),
-    ("value for a nested table", "[model]\nlora = true", "2:1", ("must be a table", "write [model.lora]")),
-    ("every loss off", '[[loss]]\nname = "kl"', "1:1", ("no loss term has a weight", "ppo_clip")),
-    ("a loss twice", "[[loss]]\nname='ppo_clip'\n[[loss]]\nname='ppo_clip'", "1:1", ("listed twice", "keep one")),
     (
         "dotted path without a module",
         '[task]\nname = "no_such_file.task"',
         "2:1",
         ("no module named", "no_such_file.py"),
     ),
-    ("not a dotted path", '[task]\nname = "a b.c"', "2:1", ("is not a dotted path", "package.module.function")),
     (
         "dotted path without the function",
         '[task]\nname = "math.sine"',
@@ -128,19 +78,6 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ),
 ]
 """(name, TOML, line:column, what the message must say)"""
-
-SNIPPETS = {
-    "advantage": '[algorithm]\nadvantage_mode = "maxrl"\n',
-    "plain advantage": '[algorithm]\nadvantage_mode = "my_advantages.hipa_like_advantages"\n',
-    "transform": '[algorithm]\ntransform_mode = "plugins.my_transform.my_transform"\n\n'
-    "[algorithm.transform_params]\nscale = 2.0\n",
-    "algorithm": '[algorithm]\nalgorithm_mode = "plugins.my_algorithm.my_algorithm"\n',
-    "uncertainty": '[algorithm]\nuncertainty_kind = "surprisal"   # default\n',
-    "gtpo": "[gtpo]\nbeta = 0.1   # 0 = uniform (no GTPO effect)\n",
-    "hicra": "[hicra]\nalpha = 0.2   # 0 = no amplification\n",
-    "grams as JSON": '[logging]\nstrategic_grams = \'["wait let me", "let me think", "the key insight"]\'\n',
-    "grams with commas": '[logging]\nstrategic_grams = "wait let me, let me think, the key insight"\n',
-}
 
 
 def validate(file: Path, *options: str):
@@ -199,15 +136,9 @@ def test_no_mistake_imports_torch_or_runs_a_dotted_path(tmp_path):
     [
         ("training.lr", "the value is missing"),
         ("training.max_stpes=3", 'did you mean "max_steps"?'),
-        ("training.seed=x", "must be an integer"),
         ("training.seed=-1", "out of range"),
         ("rewards.5.weight=1", "not one of its indices"),
-        ("rewards.x.weight=1", "not one of its indices"),
         ("model.path.deeper=1", "is not a table"),
-        ("training..seed=1", "is not a key"),
-        ("0=1", "is not a key"),
-        ("algorithm.advantage_mode=gpro", 'did you mean "grpo"?'),
-        ("nowhere.x=1", "unknown table"),
     ],
 )
 def test_a_mistake_in_an_override_names_the_flag(tmp_path, override, says):
@@ -217,16 +148,6 @@ def test_a_mistake_in_an_override_names_the_flag(tmp_path, override, says):
     assert result.exit_code == 2
     assert result.stderr.startswith(f"--set {override}: ")
     assert says in result.stderr
-
-
-@pytest.mark.parametrize("name", SNIPPETS)
-def test_documented_snippets_are_valid_as_they_stand(tmp_path, name):
-    for file in ("my_advantages.py", "plugins/my_transform.py", "plugins/my_algorithm.py"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(PLUGINS)
-    (tmp_path / "run.toml").write_text(SNIPPETS[name])
-    result = run_command("validate", "run.toml", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (0, "run.toml: valid\n"), result.stderr
 
 
 def test_a_plugin_that_raises_is_shown_with_its_traceback(tmp_path, monkeypatch):
@@ -266,14 +187,6 @@ def test_json_of_a_valid_file_lists_warnings(tmp_path):
     report = json.loads(result.stdout)
     assert report["valid"]
     assert report["warnings"][0]["key"] == "[training] group_size"
-
-
-def test_warnings_go_to_standard_error(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text("[training]\ngroup_size = 1\n")
-    result = validate(file)
-    assert result.exit_code == 0
-    assert result.stderr.startswith(f"warning: {file}:2:1: [training] group_size: a group of one")
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,6 @@ def test_a_file_with_fields_of_its_own(prepare, source):
     assert train[0]["data_source"] == source
 
 
-def test_a_data_set_in_a_local_directory_through_the_loader_of_the_hub_task(prepare, source):
-    pytest.importorskip("datasets", reason="`make test` does not install the hub's loader")
-    Path("set").mkdir()
-    Path(source).rename("set/train.jsonl")
-    result = prepare("--source hub set --set hub.prompt_field=question --train-size 4 --no-parquet")
-    assert result.exit_code == 0, result.stderr
-    assert len(rows("data/processed/train.jsonl")) == 4
-    assert not Path("data/processed/train.parquet").exists()
-
-
 def test_the_options_of_the_documentation_of_dca(prepare, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = prepare("--output_dir out --train_size 10 --val_size 5 --builtin_only")
@@ -110,22 +100,12 @@ def test_a_mix_of_a_run_file_with_its_sets_of_held_out_problems(prepare, source,
     assert not asked & {row["question"] for row in rows("data/processed/test_gsm8k.jsonl")}
 
 
-def test_fewer_rows_than_asked_for_are_told(prepare, source):
-    result = prepare(f"--source jsonl {source} --set jsonl.prompt_field=question --train-size 99")
-    assert "27 rows of 99 asked for: the source has no more" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         ("--source jsonl", 2, "needs one"),
-        ("mine.jsonl", 2, "takes no file or id"),
         ("--set addition.min_digit=1", 2, 'did you mean "min_digits"?'),
-        ("--set jsonl.path=x", 2, "jsonl: unknown table"),
-        ("--set addition.min_digits=0", 2, "out of range"),
-        ("--task adition", 2, 'did you mean "addition"?'),
         ("--source jsonl mine.jsonl", 3, 'mine.jsonl:1: no field "prompt"'),
-        ("--source jsonl none.jsonl", 3, "cannot be read"),
         ("--out mine.jsonl", 6, "cannot be written"),
     ],
 )
@@ -141,13 +121,3 @@ def test_without_pyarrow_there_is_jsonl_and_a_message(prepare, source, monkeypat
     assert result.exit_code == 0
     assert f"no parquet files: pyarrow is not installed; {install('parquet')}" in result.stderr
     assert sorted(path.name for path in Path("data/processed").iterdir()) == ["train.jsonl", "val.jsonl"]
-
-
-def test_a_field_that_parquet_cannot_hold_is_named(prepare, source):
-    Path("mixed.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"{i}", "answer": "1", "level": i if i % 2 else "x"}) + "\n" for i in range(9))
-    )
-    result = prepare("--source jsonl mixed.jsonl")
-    assert result.exit_code == 3
-    assert 'field "level"' in result.stderr
-    assert "--no-parquet" in result.stderr

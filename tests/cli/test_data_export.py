@@ -26,10 +26,3 @@ def test_the_seed_is_the_configurations_unless_given(cli, folder):
         assert json.loads(cli("task", "export", *options).stdout)["rows"] == 3
     a, b, c = ((folder / f"{name}.jsonl").read_text() for name in "abc")
     assert a == b != c
-
-
-def test_mistakes_in_the_configuration_are_refused(cli, folder):
-    result = cli("task", "export", "--solutions", "expert.jsonl", "--set", "addition.max_digts=2")
-    assert result.exit_code == 2
-    assert "max_digits" in result.stderr
-    assert not (folder / "expert.jsonl").exists()

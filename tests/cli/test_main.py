@@ -102,11 +102,6 @@ def test_an_installed_package_adds_commands(package):
     assert "prepare" in CliRunner().invoke(app, ["data", "--help"]).stdout
 
 
-def test_an_installed_package_replaces_no_command(package):
-    package("train = own_commands:greet\n", GREET)
-    assert "Train a model" in CliRunner().invoke(app, ["train", "--help"]).stdout
-
-
 def test_a_broken_command_of_a_package_names_the_package_and_leaves_the_others(package):
     package("greet = own_commands:greet\n", "import not_there\n")
     listed = CliRunner().invoke(app, ["--help"])
@@ -115,11 +110,6 @@ def test_a_broken_command_of_a_package_names_the_package_and_leaves_the_others(p
     done = CliRunner().invoke(app, ["greet", "you"])
     assert done.exit_code == 1
     assert 'command "greet" of own: importing own_commands:greet raised ModuleNotFoundError' in done.stderr
-
-
-def test_version():
-    result = CliRunner().invoke(app, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"retrain {__version__}\n")
 
 
 @pytest.mark.parametrize(
@@ -131,10 +121,6 @@ def test_the_shell_completes_commands_and_options(words, found):
     asked = {"_RETRAIN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     done = subprocess.run([sys.executable, "-c", command], env=os.environ | asked, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, [found])
-
-
-def test_no_command_shows_the_help():
-    assert "Commands" in CliRunner().invoke(app, []).output
 
 
 def test_an_unknown_command_is_a_usage_error():
@@ -155,15 +141,6 @@ def test_an_error_of_the_package_is_a_message_and_its_exit_code(command):
     assert result.stderr == "rows.jsonl:3: no prompt\na note\n"
 
 
-def test_debugging_shows_the_traceback(command, monkeypatch):
-    def fails() -> None:
-        raise DataError("x")
-
-    command(fails)
-    monkeypatch.setenv("RETRAIN_DEBUG", "1")
-    assert isinstance(CliRunner().invoke(app, ["try"]).exception, DataError)
-
-
 def test_ctrl_c_exits_130(command):
     def waits() -> None:
         raise KeyboardInterrupt
@@ -172,14 +149,6 @@ def test_ctrl_c_exits_130(command):
     result = CliRunner().invoke(app, ["try"])
     assert result.exit_code == 130
     assert "Traceback" not in result.output
-
-
-def test_main_runs_the_app(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["retrain", "--version"])
-    with pytest.raises(SystemExit) as end:
-        main.main()
-    assert end.value.code == 0
-    assert __version__ in capsys.readouterr().out
 
 
 def test_python_m_retrain_is_the_command():

@@ -124,14 +124,6 @@ def test_what_the_embedded_engine_cannot_serve_is_sampled_by_transformers(folder
     assert explained["pipeline"]["correction_in_the_update"] == "tis"
 
 
-def test_a_served_directory_is_explained_as_such(folder, cli):
-    make_checkpoint(folder / "base", "gpt2")
-    (folder / "run.toml").write_text(TOML.format(warmup=0))
-    explained = json.loads(cli("explain", "run.toml", "--json").stdout)
-    assert explained["engine"]["name"] == "torch"
-    assert explained["pipeline"]["correction_in_the_update"] is None
-
-
 def test_generation_settings_that_contradict_each_other_do_not_cost_the_model(folder, train):
     make_checkpoint(folder / "base")
     settings = {"temperature": 0.9, "top_p": 0.6, "do_sample": False, "eos_token_id": [1, 2]}
@@ -225,18 +217,6 @@ def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monk
     gone.rename(folder / "gone")
     alone = json.loads(cli("eval", str(moved), "--json", "--trust").stdout)
     assert alone["accuracy"] == json.loads(before)["accuracy"]
-
-
-def test_adapters_resume_bit_for_bit(folder, train, cli):
-    make_checkpoint(folder / "base", "gpt2")
-    run, _ = train(*LORA)
-    weights = (run / "model" / "model.safetensors").read_bytes()
-    overrides = [part for key in LORA for part in ("--set", key)]
-    at = "runs/run/checkpoints/step-000001"
-    result = cli("train", "run.toml", "--plain", "--resume", at, *overrides)
-    assert result.exit_code == 0, result.output
-    assert "resumed after step 1" in result.output
-    assert (run / "model" / "model.safetensors").read_bytes() == weights
 
 
 def test_adapters_on_one_side_of_a_tie_are_refused(folder, cli):

@@ -118,14 +118,6 @@ def test_eval_writes_completions_for_score_and_leaves_the_run_alone(run, cli, tm
     assert sorted(run.glob("eval/*")) == before
 
 
-@pytest.mark.slow
-def test_eval_of_a_checkpoint_and_of_the_model_name_their_steps(folder, cli):
-    trained = cli("train", "run.toml", "--plain", "--set", "training.minibatches=2")
-    assert trained.exit_code == 0, trained.output
-    for target, steps in (("runs/run", 4), ("runs/run/checkpoints/step-000002", 2)):
-        assert json.loads(cli("eval", target, "--json").stdout)["step"] == steps
-
-
 FULL = """
 from retrain.cli.main import main
 
@@ -151,12 +143,6 @@ def test_an_export_to_a_full_disk_ends_with_6_and_leaves_the_export_that_is_ther
     assert content() == before
 
 
-def test_eval_without_problems_is_a_data_error(run, cli):
-    result = cli("eval", "--trust", str(run), "--set", "eval.problems=0")
-    assert result.exit_code == 3
-    assert "[eval] problems" in result.stderr
-
-
 @pytest.mark.slow
 def test_no_progress_bar_of_a_library_reaches_the_output(folder):
     done = run_command(
@@ -168,34 +154,11 @@ def test_no_progress_bar_of_a_library_reaches_the_output(folder):
     assert run_command("export", "runs/run", "out", cwd=folder).stderr == ""
 
 
-def test_fresh_and_resume_exclude_each_other(run, cli):
-    result = cli("train", "run.toml", "--plain", "--fresh", "--resume", "auto")
-    assert result.exit_code == 2
-    assert "drop one of the two" in result.stderr
-    assert (run / "model").is_dir()
-
-
-@pytest.mark.slow
-def test_training_on_what_programs_ask_takes_the_options_of_training(run, cli):
-    talk = ("train", "run.toml", "--serve", "127.0.0.1:0", "--patience", "0.1", "--set", "reward_pool.workers=0")
-    refused = cli(*talk)
-    assert refused.exit_code == 2
-    assert "holds a finished run; --resume auto, --fresh" in " ".join(refused.stderr.split())
-    assert cli(*talk, "--resume", "auto").exit_code == 0, "there is nothing left to do"
-    assert (run / "model").is_dir()
-    nobody = cli(*talk, "--fresh")
-    assert (nobody.exit_code, "--patience" in nobody.stderr) == (5, True), nobody.output
-    assert not (run / "model").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         (("--serve", "8000"), "write it as 127.0.0.1:8000"),
-        (("--serve", "127.0.0.1:70000"), "write it as 127.0.0.1:8000"),
-        (("--serve", "127.0.0.1:0", "--ranks", "2"), "single process"),
         (("--serve", "127.0.0.1:0", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY is not set"),
-        (("--patience", "3"), "need --serve HOST:PORT"),
     ],
 )
 def test_an_endpoint_that_cannot_be_is_refused_before_anything_is_loaded(run, cli, options, why):
@@ -241,12 +204,6 @@ def test_resume_after_a_stop_finishes_the_run(folder, cli):
     allowed = cli("train", "run.toml", "--plain", "--resume", "auto", "--allow-change", "training.max_steps")
     assert allowed.exit_code == 0, allowed.output
     assert len((folder / "runs/run/metrics.jsonl").read_text().splitlines()) == 4
-
-
-def test_a_read_only_run_directory_is_refused_before_anything_is_loaded(folder, cli):
-    (folder / "file").write_text("not a directory")
-    result = cli("train", "run.toml", "--plain", "--set", "logging.dir=file")
-    assert result.exit_code == 6
 
 
 @pytest.mark.parametrize(

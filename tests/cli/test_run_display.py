@@ -2,12 +2,11 @@
 
 import io
 import json
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from retrain.cli.run_display import Lines, Screen, clock, display, sparkline
+from retrain.cli.run_display import Lines, Screen, display
 from retrain.system.terminal import clean
 
 
@@ -66,17 +65,6 @@ def test_the_screen_says_where_the_run_is_what_it_takes_and_where_trackers_show_
     assert "\x1b" not in lines["wandb"]
 
 
-def test_curves_keep_one_axis_when_a_step_lacks_a_metric():
-    screen = screen_of(100)
-    for number in range(6):
-        row = step(number)
-        if number in (0, 2, 5):
-            del row["grad/norm"]
-        screen("step", row)
-    norm = next(line for line in picture(screen).splitlines() if line.startswith("grad norm"))
-    assert norm.split("0.1  ")[1].rstrip("\n")[:6] == " ▁ ▁▁ "
-
-
 def test_the_picture_names_what_a_user_asks_for():
     screen = screen_of(100)
     for number in range(3):
@@ -107,67 +95,12 @@ def test_the_picture_names_what_a_user_asks_for():
     assert screen.summary == "Done: all well."
 
 
-def test_what_environments_report_is_shown():
-    env = {
-        "env/turns": 2.5,
-        "env/ended_done": 0.75,
-        "env/ended_turns": 0.25,
-        "env/replayed": 0.0,
-        "env/tool_calls": 1.5,
-    }
-    mixed = env | {f"env/{name}/reward": 0.25 for name in ("sums", "words")} | {"env/words/turns": 9.0}
-    screen = screen_of(100)
-    for row in (env, mixed):
-        screen("step", step(0 if row is env else 1, **row))
-    text = picture(screen)
-    for part in (
-        "turns                      2.50",
-        "ended by itself             75%",
-        "tool_calls                  1.5",
-    ):
-        assert part in text
-    assert "sums: reward               0.25   ▁" in text, "a gap for the step that did not have it"
-    for part in ("ended_turns", "replayed", "words: turns"):
-        assert part not in text
-    line = Lines()._step(step(0, **mixed))
-    assert "turns 2.50  ended by itself 75%  sums: reward 0.25  words: reward 0.25  tool_calls 1.5" in line
-    assert text.count("\n") < 24, "it fits into a terminal of 24 lines"
-
-
-def test_messages_are_printed_above_and_unknown_events_ignored():
-    screen: Any = screen_of(100)
-    screen("message", {"text": "[red]not markup[/red]", "level": "warning"})
-    screen("someday", {"a": 1})
-    assert "[red]not markup[/red]" in screen.console.file.getvalue()
-
-
 def test_text_of_a_model_cannot_send_escape_codes():
     assert clean("a\x1b[2Jb\x07\u202ec\td\ne") == "a·[2Jb··c d\ne"
     screen = screen_of(80)
     screen("sample", {"prompt": "\x1b]0;title\x07", "text": "\x1b[2J\x9b[bold]x", "reward": 0.0})
     assert "\x1b" not in picture(screen)
     assert "\x9b" not in picture(screen)
-
-
-def test_sparkline():
-    assert sparkline([], 10) == ""
-    assert sparkline([1.0], 10) == "▁"
-    assert sparkline([0.0, 1.0], 10) == "▁█"
-    assert sparkline([0.0, float("nan"), 7.0], 3) == "▁ █"
-    assert sparkline([0.0, 0.0, 7.0, 7.0], 2) == "▁█"  # a bar is the mean of its share
-    assert sparkline([float("nan")] * 3, 3) == "   "
-    assert len(sparkline(list(range(1000)), 37)) == 37
-
-
-def test_clock():
-    assert [clock(seconds) for seconds in (0, 59.9, 60, 3599, 3600, 86400)] == [
-        "0:00",
-        "0:59",
-        "1:00",
-        "59:59",
-        "1:00:00",
-        "24:00:00",
-    ]
 
 
 def test_lines_are_few_and_complete(capsys):

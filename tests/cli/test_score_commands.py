@@ -30,11 +30,6 @@ def test_the_table_explains_the_aes(cli, results):
     assert "pass@1  +0.0%  (the same on every problem)" in text
 
 
-def test_one_problem_has_no_interval_for_tokens(cli, tmp_path):
-    path = write(tmp_path / "r.jsonl", [{"predictions": "1", "lengths": 4, "answer": "1"}])
-    assert "4.0  (one problem: no interval)" in cli("score", path).stdout
-
-
 def test_bad_rows_exit_with_3(cli, tmp_path):
     path = write(tmp_path / "r.jsonl", [{"predictions": "1"}])
     result = cli("score", path)

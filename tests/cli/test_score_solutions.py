@@ -58,22 +58,6 @@ def test_solutions_are_scored_by_row_and_by_token(folder, cli, prm):
 
 
 @pytest.mark.slow
-def test_the_table_beta_and_reference(folder, cli, prm):
-    write(folder, SOLUTIONS[3:])
-    plain = cli("prm", "score", prm, "solutions.jsonl", "--tokens")
-    assert plain.exit_code == 0, plain.output
-    assert plain.stdout.startswith("line 1  r_phi ")
-    assert "accuracy" not in plain.stdout
-
-    def score(*options):
-        return json.loads(cli("prm", "score", prm, "solutions.jsonl", "--json", *options).stdout)["rows"][0]["r_phi"]
-
-    assert score("--beta", "1.0") == pytest.approx(2 * score())
-    assert score("--reference", prm) == 0.0
-    assert "r_phi" not in cli("prm", "score", prm, "solutions.jsonl", "--out", "scores.jsonl").stdout.split("rows")[0]
-
-
-@pytest.mark.slow
 def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
     bad = ["{", [], {"prompt": "1?"}, {"prompt": 3, "text": "x"}, {"prompt": "1?", "text": "x", "correct": "yes"}]
     bad += [{"messages": [{"role": "user", "content": "1?"}]}, {"prompt": "1?", "text": "1 2 " * 4000}]
@@ -104,47 +88,3 @@ def test_a_scale_is_a_finite_number_above_0(folder, cli, beta):
     result = cli("prm", "score", "model", "solutions.jsonl", "--beta", beta)
     assert result.exit_code == 2
     assert "finite number above 0" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("{", "not JSON"),
-        ("[1]", "expected an object"),
-        ('{"beta": 0}', "beta: Input should be greater than 0"),
-        ('{"beta": 1e400}', "beta: expected"),
-        ('{"temperature": NaN}', "temperature: expected"),
-        ('{"temperature": "1"}', "temperature: expected"),
-    ],
-)
-def test_a_damaged_description_of_the_model_is_named(folder, cli, text, reason):
-    (folder / "model").mkdir()
-    (folder / "model" / "prm.json").write_text(text)
-    write(folder, SOLUTIONS)
-    result = cli("prm", "score", "model", "solutions.jsonl")
-    assert result.exit_code == 6, result.output
-    (line,) = result.stderr.splitlines()
-    assert "model/prm.json:1: " in line
-    assert reason in line
-
-
-@pytest.mark.slow
-def test_what_it_is_compared_with_must_be_there(folder, cli, prm):
-    write(folder, SOLUTIONS)
-    result = cli("prm", "score", f"{prm}/reference", "solutions.jsonl")
-    assert result.exit_code == 2
-    assert "--reference" in result.stderr
-    assert cli("prm", "score", prm, "nowhere.jsonl").exit_code == 3
-
-
-@pytest.mark.slow
-def test_explain_shows_the_graph_and_what_the_model_costs(folder, cli, prm):
-    facts = json.loads(cli("explain", "run.toml", "--json").stdout)
-    stages = [next(iter(stage.values())) for stage in facts["pipeline"]["stages"]]
-    assert stages[:4] == ["grpo", "process_rewards", "process_rloo", "whiten"]
-    assert facts["forwards_per_step"] == {"scoring": 0, "reference": 1, "forward_and_backward": 1, "other_models": 1}
-    memory = facts["model"]["memory_mb_without_prompts_about"]
-    assert memory["other_models"] == pytest.approx(
-        2 * memory["weights"] + memory["gradients"] + memory["optimizer"], abs=0.2
-    )
-    assert facts["probe"]["credit and loss"].startswith("ok")

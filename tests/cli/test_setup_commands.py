@@ -3,13 +3,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.text import Text
 from typer.testing import CliRunner
 
 import retrain
 from retrain.cli.main import app
-from retrain.cli.setup_commands import EXTRAS, _extras, _show
+from retrain.cli.setup_commands import EXTRAS
 
 
 def run(*arguments):
@@ -38,12 +36,6 @@ def test_init_overwrites_on_demand_only(tmp_path, monkeypatch):
     assert Path("run.toml").read_text() == "precious = 1\n"
     assert run("init", "--force").exit_code == 0
     assert "precious" not in Path("run.toml").read_text()
-
-
-def test_init_into_a_missing_directory_is_a_storage_error(tmp_path):
-    result = run("init", str(tmp_path / "no" / "run.toml"))
-    assert result.exit_code == 6
-    assert "cannot be written" in result.stderr
 
 
 def test_plugins_lists_names_reads_parameters_and_summaries():
@@ -78,19 +70,6 @@ def test_plugins_lists_what_other_packages_bring(tmp_path, monkeypatch):
     assert "advantage zoo_gone  (entry point)\n    cannot be used: " in listed.stdout
 
 
-def test_plugins_of_one_kind_as_text():
-    result = run("plugins", "advantage")
-    assert "advantage grpo  (built-in)" in result.stdout
-    assert "    [grpo_std] ddof = 0" in result.stdout
-    assert "transform" not in result.stdout.split("\n")[0]
-
-
-def test_plugins_lists_presets():
-    lines = run("plugins", "preset").stdout.splitlines()
-    assert "preset dapo  (built-in)" in lines
-    assert any("clip-higher" in line for line in lines)
-
-
 def test_plugins_of_an_unknown_kind():
     result = run("plugins", "advantages")
     assert result.exit_code == 2
@@ -105,33 +84,6 @@ def test_doctor_describes_this_machine(tmp_path, monkeypatch):
     assert found["this directory"] == "writable"
     assert "torch" in found["engines"]
     assert "this directory: writable" in run("doctor").stdout
-
-
-def test_doctor_marks_what_it_finds_in_a_terminal_as_soon_as_it_is_known(capsys):
-    screen = Console(force_terminal=True, width=80, highlight=False)
-    _show(screen, "extras", {"math": "0.9.0", "grams": "scikit-learn 1.9, other not installed", "lora": "broken: X: y"})
-    lines = [Text.from_ansi(line).plain.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        "extras",
-        "  ✓ math  0.9.0",
-        "  - grams scikit-learn 1.9, other not installed",
-        "  ✗ lora  broken: X: y",
-    ]
-
-
-def test_doctor_finds_an_extra_under_another_name(tmp_path, monkeypatch):
-    """Only the package directory says what can be imported: builds for other machines have names of their own."""
-    monkeypatch.setitem(EXTRAS, "vllm", ("built_elsewhere",))
-    assert _extras()["vllm"] == "not installed"
-    (tmp_path / "built_elsewhere").mkdir()
-    (tmp_path / "built_elsewhere" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert _extras()["vllm"] == "installed"
-    record = tmp_path / "built_elsewhere_cpu-1.2.dist-info"
-    record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: built-elsewhere-cpu\nVersion: 1.2\n")
-    (record / "top_level.txt").write_text("built_elsewhere\n")
-    assert _extras()["vllm"] == "built-elsewhere-cpu 1.2"
 
 
 def test_doctor_fails_where_nothing_can_be_written(monkeypatch):
@@ -158,11 +110,3 @@ def test_schema_and_explain_print_json(tmp_path):
     shown = run("explain", str(file))
     assert "completions per step: 16 prompts x 1 = 16" in shown.stdout
     assert "warning: " in shown.stderr
-
-
-def test_init_names_the_data_that_is_missing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = run("init", "mine.toml", "--template", "jsonl").stdout
-    assert "next: put your data into" in said
-    assert "then retrain train mine.toml" in said
-    assert "next: retrain train other.toml" in run("init", "other.toml").stdout

@@ -1,8 +1,6 @@
 """What training would ask of the data and not find is told by `validate`, and by `train` before it loads a model."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -83,33 +81,3 @@ def test_rows_far_from_the_first_are_read_too():
     result = run("validate", RUN)
     assert result.exit_code == 3
     assert "rows.jsonl:41: " in result.stderr
-
-
-def test_a_task_of_the_users_is_asked_as_well(folder):
-    (folder / "squares.py").write_text(
-        "from retrain import Problem\n\n\nclass Squares:\n"
-        "    def __init__(self, seed):\n        self.seed = seed\n\n"
-        "    def problem(self, index):\n        return Problem(str(index), '1*1=', '1')\n\n"
-        "    def heldout(self, count):\n        return []\n"
-    )
-    result = run("validate", '[task]\nname = "squares.Squares"\n')
-    assert result.exit_code == 3
-    assert [line.split(": ")[1] for line in result.stderr.splitlines()] == ["[eval] problems", "[warmup] steps"]
-
-
-def test_a_campaign_is_asked_once_for_conditions_with_the_same_data():
-    campaign = '[campaign]\nseeds = 2\n[[campaign.conditions]]\nadvantage_mode = "grpo"\n[[campaign.conditions]]\n'
-    result = run("validate", RUN.replace("rows", "bare") + campaign + 'advantage_mode = "maxrl"\n')
-    assert result.exit_code == 3
-    assert result.stderr.count("[warmup] steps: ") == 1
-
-
-def test_what_training_can_use_is_valid_without_torch():
-    with open("run.toml", "w") as file:
-        file.write(RUN + "[[rewards]]\nname = 'own.known'")
-    code = (
-        "import sys; from retrain.config.load import load; from retrain.config.data_checks import check_data;"
-        "check_data(load('run.toml')); assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

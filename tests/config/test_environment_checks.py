@@ -50,14 +50,8 @@ def loaded(tmp_path, monkeypatch):
     [
         ("tools", 'functions = ["no_such_package.f"]', "[tools] functions", "no module named", "search_paths"),
         ("tools", 'functions = ["my_own_tools.aera"]', "[tools] functions", "has no 'aera'", '"area"'),
-        ("tools", 'functions = ["len"]', "[tools] functions", "not a dotted path", "package.module.function"),
-        ("tools", 'functions = ["my_own_tools.three"]', "[tools] functions", "is a int", "a function"),
         ("tools", 'functions = ["my_own_tools.only"]', "[tools] functions", "cannot be given by name", "wrap"),
-        ("tools", 'functions = ["my_own_tools.unknown"]', "[tools] functions", "'Nowhere' is not defined", "wrap"),
-        ("tools", "functions = []", "[tools] functions", "no tool", "name a function"),
         ("tools", 'functions = ["my_own_tools.area"]\nparser = "hermez"', "[tools] parser", "hermez", '"hermes"'),
-        ("trl", 'factory = "no_such_package.X"', "[trl] factory", "no module named", "search_paths"),
-        ("skyrl", 'env_class = "my_own_tools.X"', "[skyrl] env_class", "has no 'X'", "known"),
         ("openenv", 'env_class = "my_own_tools.area"\naction = "a.b"', "[openenv] action", "no module", "search_paths"),
     ],
 )

@@ -1,7 +1,6 @@
 """`[expert]`, `[mix]` and the loss terms must fit each other, and mistakes are found before anything loads."""
 
 import json
-import sys
 
 import pytest
 
@@ -10,7 +9,7 @@ from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.config.resolve import division
 from retrain.config.schema import Config
-from retrain.errors import ConfigError, install
+from retrain.errors import ConfigError
 from tests.algorithms.test_mix import MIX
 
 TERMS = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "sft"\n'
@@ -62,13 +61,6 @@ def test_a_chat_and_a_model_without_a_chat_template(loaded, tmp_path):
     assert valid or "the row is a chat, and builtin:tiny renders none" in found[0]
 
 
-def test_parquet_needs_its_extra(loaded, tmp_path, monkeypatch):
-    (tmp_path / "expert.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert problem(loaded, TERMS, 'expert.path="expert.parquet"').fix == install("parquet")
-
-
 def test_a_table_that_no_term_reads_is_warned_about(loaded):
     (warning,) = loaded('[expert]\npath = "expert.jsonl"\n').warnings
     assert (warning.line, warning.problem) == (1, "no loss term trains on expert rows")
@@ -107,44 +99,6 @@ def test_published_division_of_a_batch(case):
     )
     assert division(config, [case["ratio"]]) == (case["usual"], [case["expert"]])
     assert division(config, []) == (case["train_batch_size"], [])
-
-
-def test_a_share_that_binary_fractions_overshoot():
-    config = Config.model_validate({"training": {"batch_size": 10, "group_size": 10}})
-    assert division(config, [0.07]) == (9, [7])
-    assert [one.ratio for one in Config().experts] == [0.5]
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "says", "fix"),
-    [
-        (
-            TERMS + '[mix]\nschedule = "chord"\nmu = 0.2\n',
-            "[mix] mu",
-            'schedule = "chord" does not read it',
-            "remove one",
-        ),
-        (TERMS + "[mix]\nmu = 0.2\npeak = 0.3\n", "[mix] peak", 'schedule = "constant" does not read it', "remove one"),
-        (
-            '[[loss]]\nname = "sft"\n[mix]\nmu = 0.2\n',
-            "[mix] mu",
-            "nothing in this run reads it",
-            "a component that reads mu",
-        ),
-    ],
-)
-def test_keys_of_mix_that_nothing_reads(loaded, text, key, says, fix):
-    found = problem(loaded, text + '[expert]\npath = "expert.jsonl"\n')
-    assert (found.key, found.problem) == (key, says)
-    assert fix in found.fix
-
-
-def test_explain_shows_the_split_and_where_mu_comes_from(loaded):
-    facts = explain(loaded(TERMS + '[expert]\npath = "expert.jsonl"\nratio = 0.25\n'))
-    assert facts["batch"]["completions_per_step"] == "12 prompts x 8 = 96"
-    assert facts["batch"]["expert_rows_per_step"] == "32 of 128, from expert.jsonl"
-    assert {"signal": "mu", "reads": ["step"], "writes": "mu"} in facts["pipeline"]["stages"]
-    assert facts["probe"]["credit and loss"].startswith("ok")
 
 
 def test_the_expert_may_have_a_reduction_of_its_own(loaded, tmp_path):

@@ -97,11 +97,6 @@ def test_a_kl_term_brings_the_reference_and_two_passes_bring_scoring(tmp_path):
     assert found["probe"]["credit and loss"].startswith("ok")
 
 
-def test_more_than_one_round_of_sampling_counts(tmp_path):
-    batch = facts(tmp_path, '[rollout]\nresample = "uninformative"\nmax_resample = 2\n')["batch"]
-    assert batch["response_tokens_per_step_at_most"] == 3 * 128 * 64
-
-
 @pytest.mark.parametrize(
     ("text", "name", "correction"),
     [
@@ -116,20 +111,6 @@ def test_the_engine_decides_about_the_mismatch_correction(tmp_path, text, name, 
     assert found["engine"]["name"] == name
     assert found["pipeline"]["correction_in_the_update"] == correction
     assert found["pipeline"]["columns_from_the_policy"] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", None),
-        ("[model.lora]\nr = 2", "unmerged with a bfloat16 base"),
-        (f"[model.lora]\n{SERVERS}", "unmerged, if vLLM can"),
-        (f'[model.lora]\n{SERVERS}lora = "merged"', "smaller than a weight's last digit are lost"),
-    ],
-)
-def test_what_becomes_of_adapters_is_said(tmp_path, text, said):
-    found = facts(tmp_path, text)["engine"]["lora"]
-    assert said is None if found is None else said in found
 
 
 def test_the_builtin_model_has_the_shape_that_explain_says():
@@ -151,16 +132,6 @@ def test_a_local_model_is_measured_from_its_config(tmp_path):
     sizes = found["parameters_that_fit_at_this_width_about"]
     assert list(sizes) == ["24 GB", "40 GB", "80 GB", "141 GB"]
     assert [*sizes.values()] == sorted(sizes.values())
-
-
-def test_what_servers_sample_with_is_not_the_trainers_memory(tmp_path):
-    here, there = (facts(tmp_path, text)["model"]["memory_mb_without_prompts_about"] for text in ("", SERVERS))
-    assert set(here) - set(there) == {"sampler_weights", "kv_cache"}
-    assert all(here[name] == size for name, size in there.items())
-
-
-def test_evaluation_can_be_off(tmp_path):
-    assert facts(tmp_path, "[eval]\nproblems = 0\n")["evaluation"] == {"evaluations": 0}
 
 
 PLUGINS = """
@@ -208,24 +179,12 @@ def test_a_failing_component_is_shown_not_raised(tmp_path, monkeypatch):
     assert "broken" in probe["credit and loss"]
 
 
-def test_render_writes_one_line_per_row():
-    text = render({"top": 1200, "none": None, "table": {"a_key": [1, 2], "rows": [{"x": {"p": 1}, "empty": []}, "s"]}})
-    assert text.splitlines() == ["top: 1,200", "table", "  a key", "    1", "    2", "  rows", "    x: p = 1", "    s"]
-
-
 def test_sampling_ahead_is_said_with_its_correction_which_needs_no_scoring_pass(tmp_path):
     found = facts(tmp_path, "[rollout]\noverlap = 1\n")
     assert "the batch of step t + 1 is sampled" in found["overlap"]
     assert found["pipeline"]["correction_in_the_update"] == "tis"
     assert found["forwards_per_step"]["scoring"] == 0
     assert facts(tmp_path, "")["overlap"] is None
-
-
-def test_a_correction_that_later_stages_build_on_needs_a_scoring_pass(tmp_path):
-    found = facts(tmp_path, '[algorithm]\ntransform_mode = ["tis", "whiten"]\n')
-    assert [stage["transform"] for stage in found["pipeline"]["stages"] if "transform" in stage] == ["tis", "whiten"]
-    assert found["pipeline"]["columns_from_the_policy"] == ["old_logprobs"]
-    assert found["forwards_per_step"]["scoring"] == 1
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from retrain.errors import ConfigError
 
 TWO_REWARDS = 'rewards=[{name="exact"}, {name="overlong"}]'
 TRANSFORMS = "[algorithm] transform_mode"
-JUDGE = 'rewards=[{name="judge", params={base_url="http://127.0.0.1:1/v1", model="m"}}]'
 TWO_UPDATES = "training.minibatches=2"
 IPO = 'loss=[{name="ipo"}]'
 
@@ -35,18 +34,10 @@ ODD: list[tuple[tuple[str, ...], str, str]] = [
 SOUND: list[tuple[str, ...]] = [
     (chain("opsm"), "rollout.engine=torch", 'source=[{name="replay"}]'),
     ('loss=[{name="sapo"}]', TWO_UPDATES),
-    ('loss=[{name="sapo", weight=0.0}, {name="reinforce"}]',),
-    ("ppo_clip.eps_high=0.2",),
-    ("ppo_clip.eps_high=0.4", "training.epochs=2"),
     ("algorithm.advantage_mode=gdpo", "gdpo.batch_norm=false", TWO_REWARDS, chain("whiten")),
-    ("algorithm.advantage_mode=reinforce_pp", chain("whiten")),
-    ("algorithm.advantage_mode=grpo_std", chain("clip_cov")),
-    (chain("whiten", "clip_cov"),),
-    (chain("otb"), "training.group_size=4"),
     (chain("opsm", "tis"), "rollout.overlap=1"),
     (chain("opsm"), IPO, "rollout.overlap=1"),
     (chain("turn_returns"), TWO_REWARDS),
-    (JUDGE,),
     ("algorithm.algorithm_mode=prime", "prime.every=epoch", "training.epochs=2"),
 ]
 
@@ -79,18 +70,8 @@ def test_a_loss_that_corrects_for_the_sampler_takes_no_weights_beside_it(loaded,
     assert found.fix == f"remove {correction}, or use a loss that reads old_logprobs"
 
 
-def test_a_term_without_weight_corrects_nothing(loaded):
-    loss = 'loss=[{name="ipo", weight=0.0}, {name="ppo_clip"}]'
-    assert loaded(loss, chain("tis"), "rollout.overlap=1").warnings == ()
-
-
 def corrections(loaded, *overrides):
     return [one.name for one in loaded(*overrides).components.objective(exact=False).corrections]
-
-
-def test_a_term_without_weight_leaves_the_usual_correction(loaded):
-    unused = 'loss=[{name="ppo_clip"}, {name="topr", weight=0.0}]'
-    assert corrections(loaded, unused, "rollout.overlap=1") == ["tis"]
 
 
 def test_a_correction_that_drops_tokens_stands_beside_one_that_weighs(loaded):

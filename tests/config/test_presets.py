@@ -1,16 +1,13 @@
 import json
-from typing import Any
 
 import pytest
 import tomli
 
 from retrain import registry
 from retrain.config.explain import explain
-from retrain.config.jsonschema import json_schema
 from retrain.config.load import load
 from retrain.config.presets import FOLDER, preset_names, preset_summary
 from retrain.errors import ConfigError
-from retrain.registry.built_in import ALIASES
 
 DOCUMENTED = [
     *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp", "hicra", "hicra_entropy", "sepa"),
@@ -64,12 +61,6 @@ def test_a_preset_expands_to_its_keys_and_no_warning(name, run):
             assert {key: resolved[section][key] for key in table} == table
     assert loaded.components.optional("algorithm") is None
     assert resolved["algorithm"]["algorithm_mode"] == name
-
-
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_presets_use_the_first_names_of_keys(name):
-    written: dict[str, Any] = tomli.loads((FOLDER / f"{name}.toml").read_text())
-    assert not [alias for alias in ALIASES if alias[1] in written.get(str(alias[0]), {})]
 
 
 def test_dapo_is_what_the_paper_names(run):
@@ -169,26 +160,12 @@ def test_mistakes_of_a_preset_of_the_users_own_are_shown_in_it(run, tmp_path):
         run(using("mine.toml"))
 
 
-def test_a_preset_may_be_named_on_the_command_line(run):
-    assert run("", "algorithm.algorithm_mode=gspo").components.one("reduction").name == "sequence_mean"
-
-
-def test_a_list_in_a_line_of_its_own_is_kept_as_it_is(run):
-    loaded = run('rewards = [{ name = "number" }]\n' + using("dapo"))
-    assert [bound.name for bound in loaded.components.all("reward")] == ["number"]
-
-
 def test_a_mistake_of_the_preset_is_shown_where_the_file_names_it(run):
     """max_tokens is the file's, gamma the preset's; the user can change the line that names the preset."""
     warning = run(using("grpo_lp", "[training]\nmax_tokens = 4096\n")).warnings[0]
     assert (warning.file, warning.line) == (str(run("").file), 2)
     assert "gamma" in warning.key
     assert warning.problem.endswith('(set by preset "grpo_lp")')
-
-
-def test_a_table_where_the_preset_has_keys_must_be_one(run):
-    with pytest.raises(ConfigError, match="must be a table"):
-        run("ppo_clip = 3\n" + using("dapo"))
 
 
 @pytest.mark.parametrize(
@@ -211,13 +188,6 @@ def test_an_algorithm_of_the_users_still_replaces_the_chain(run):
     assert loaded.components.optional("algorithm") is not None
 
 
-def test_something_that_is_no_name_is_a_mistake_of_the_file(run):
-    with pytest.raises(ConfigError, match="must be a string"):
-        run("[algorithm]\nalgorithm_mode = 3\n")
-    with pytest.raises(ConfigError, match="must be a table"):
-        run('algorithm = "dapo"\n')
-
-
 def test_explain_shows_the_expansion_and_what_was_overridden(run):
     loaded = run(using("dapo", "[ppo_clip]\neps_high = 0.3\n"))
     rows = {row["key"]: row for row in explain(loaded)["preset"]}
@@ -228,11 +198,6 @@ def test_explain_shows_the_expansion_and_what_was_overridden(run):
     }
     assert rows["[algorithm] advantage_mode"]["dapo"] == '"grpo_std"'
     assert rows["[algorithm] advantage_mode"]["overridden_at"] is None
-
-
-def test_editors_are_offered_the_presets():
-    named, _ = json_schema()["$defs"]["Algorithm"]["properties"]["algorithm_mode"]["anyOf"]
-    assert set(DOCUMENTED) <= set(named["anyOf"][0]["enum"])
 
 
 CLIP = {"[ppo_clip] eps_low": 0.2, "[ppo_clip] eps_high": 0.2}

@@ -55,25 +55,12 @@ def test_a_server_that_is_there_twice_is_refused(tmp_path, twin):
     assert "are the same server; remove one of the two" in problem
 
 
-def test_servers_are_told_apart_by_host_and_port(tmp_path):
-    urls = (
-        '"http://127.0.0.1:8000", "http://127.0.0.1:8001", "http://[::1]:8000", "http://127.0.0.1", "https://localhost"'
-    )
-    assert problems(tmp_path, SERVER, "[vllm]", f"urls = [{urls}]").warnings == ()
-
-
 def test_addresses_that_other_machines_reach_need_a_word(tmp_path):
     lines = (SERVER, "[vllm]", 'urls = ["http://127.0.0.1:8000", "http://10.0.0.5:8000"]')
     [problem] = problems(tmp_path, *lines)
     assert ":4:" in problem
     assert "other machines" in problem
     assert problems(tmp_path, *lines, "allow_remote = true").warnings == ()
-
-
-@pytest.mark.parametrize("key", ["url", "gpu_memory_utilisation"])
-def test_a_mistyped_key_is_refused(tmp_path, key):
-    [problem] = problems(tmp_path, SERVER, "[vllm]", 'urls = ["http://127.0.0.1:8000"]', f"{key} = 1")
-    assert key in problem
 
 
 def test_addresses_of_servers_that_nobody_asks_are_refused(tmp_path, monkeypatch):

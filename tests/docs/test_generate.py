@@ -25,11 +25,6 @@ def test_every_section_and_key_is_described(configuration):
     assert "| `seed` | integer >= 0 | `0` | Seed of every random number in the run. |" in configuration
 
 
-def test_nested_sections_have_their_own_table(configuration):
-    assert "## `[model.lora]`" in configuration
-    assert "| `r` | integer >= 1 | `16` |" in configuration
-
-
 def test_campaigns_are_described(configuration):
     for key in Campaign.model_fields:
         assert f"| `{key}` |" in configuration.partition("## `[campaign]`")[2]

@@ -3,17 +3,14 @@
 import ast
 import importlib.util
 import re
-import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from docs.measure import modules
 from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
 from retrain.campaign.plan.load_campaign import load_campaign
-from retrain.cli.main import app, command_names
+from retrain.cli.main import command_names
 from retrain.config.aliases import translated
 from retrain.config.load import load
 from retrain.config.schema import Config
@@ -79,26 +76,6 @@ def test_python_runs(code, tmp_path):
         write_campaign(tmp_path / "runs" / "ladder", seeds=range(3))
     done = run_source(code, cwd=tmp_path, environment={"PYTHONPATH": str(ROOT)})  # for plugins/, as in a clone
     assert done.returncode == 0, done.stderr
-
-
-def commands():
-    """Every call of `retrain` in a shell block, continued lines joined and comments taken away."""
-    text = "\n".join(str(param.values[0]) for param in blocks("sh", "bash")).replace("\\\n", " ")
-    found = [shlex.split(line, comments=True) for line in text.splitlines()]
-    return [words[1:] for words in found if words[:1] == ["retrain"]]
-
-
-@pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_commands_exist_with_these_options(words):
-    group: Any = get_command(app)
-    command = group.get_command(None, words[0])
-    assert command is not None
-    if words[0] not in command_names():
-        command = command.get_command(None, words[1])
-    options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
-    assert {word for word in words if word.startswith("--")} <= options
-    shipped = [word for word in words if re.match(r"(configs|campaigns|plugins)/", word)]
-    assert all((ROOT / word).exists() for word in shipped)
 
 
 def test_every_command_is_in_the_table_of_commands():

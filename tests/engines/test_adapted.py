@@ -64,14 +64,3 @@ def test_what_is_added_is_the_product_for_vectors_and_for_ids():
     torch.testing.assert_close(hook(torch.nn.Identity(), (given,), zero), given.float() @ (up @ down).T)
     torch.testing.assert_close(hook(torch.nn.Identity(), (ids,), zero[None]), (up @ down).T[ids])
     assert hook(torch.nn.Identity(), (given,), zero.bfloat16()).dtype == torch.bfloat16
-
-
-def test_full_weights_take_the_place_of_adapted_ones():
-    policy = train_adapter("qwen3", 1e-2)
-    for engine in (TorchEngine(policy.adapter, dtype="bfloat16", fused=fused) for fused in (True, False)):
-        engine.load_weights(policy.reference_weights(), 0)
-        plain = sample(engine, [[5, 9]], SAMPLING)
-        engine.load_weights(policy.weights(), 1)
-        assert sample(engine, [[5, 9]], SAMPLING)[0][0].logprobs != plain[0][0].logprobs
-        engine.load_weights(policy.reference_weights(), 0)
-        assert sample(engine, [[5, 9]], SAMPLING) == plain

@@ -46,21 +46,6 @@ def test_a_batch_begins_once_all_parties_wait_and_its_order_is_that_of_the_keys(
     assert engine.calls == [[0, 1, 2, 3], [10, 12, 13], [20, 22]]
 
 
-def test_a_party_that_leaves_lets_the_others_begin():
-    engine = Recorder()
-
-    async def whole():
-        lane = BatchLane(engine)
-        lane.parties(2)
-        waiting = asyncio.create_task(lane.generate(request(5), (0,)))
-        await asyncio.sleep(0)
-        assert engine.calls == []
-        lane.parties(-1)
-        return await waiting
-
-    assert event_loop.run(whole())[0].ids == (5,)
-
-
 def test_an_eager_lane_samples_what_waits_whenever_the_engine_is_free():
     engine = Recorder()
 

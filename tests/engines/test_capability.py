@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import transformers as hf
 
 from retrain.engines.capability import choose_engine, fusable, unsupported
@@ -76,16 +75,6 @@ def test_the_reason_names_what_is_in_the_way(config, model, reason):
     built = model(config)
     assert re.search(reason, str(unsupported(built)))
     assert choose_engine(built)[0] == "transformers"
-
-
-def test_other_modules_are_no_models():
-    assert unsupported(torch.nn.Linear(2, 2)) == "it is not a transformers model"
-
-
-def test_layers_of_unknown_kind_are_refused():
-    model = tiny("qwen3")
-    model.config.layer_types = ["full_attention", "chunked_attention"]
-    assert unsupported(model) == "it has layers of kind chunked_attention"
 
 
 def test_only_the_familys_plain_members_are_fused():

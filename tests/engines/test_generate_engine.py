@@ -71,11 +71,3 @@ def test_weights_are_loaded_by_name_and_requests_checked():
         engine.load_weights({}, 3)
     with pytest.raises(EngineError, match="positions"):
         sample(engine, [[3] * 60], SAMPLING)
-
-
-def test_an_adapter_model_has_no_weights_before_they_are_loaded():
-    import peft
-
-    engine = GenerateEngine(peft.get_peft_model(tiny("qwen3"), peft.LoraConfig(target_modules=["q_proj"])))
-    with pytest.raises(EngineError, match="no weights"):
-        sample(engine, PROMPTS, SAMPLING)

@@ -132,16 +132,11 @@ def test_tools_are_called_and_mistakes_are_observations(parser):
     ("parser", "text"),
     [
         ("hermes", "<tool_call>" + "[" * 100_000),
-        ("hermes", "<tool_call>" + '{"a":' * 2000),
         ("hermes", '<tool_call>{"name": "area", "arguments": "[]"}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "area", "args": {"width": 3}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "area", "arguments": {}, "input": {"width": 3}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "area"} and more</tool_call>'),
         ("json", '```json\n["area"]\n```'),
         ("python", "```python\narea(width={[]: 1})\n```"),
-        ("python", "```python\narea(width={{}})\n```"),
         ("python", f"```python\narea(width={'-' * 5000}1)\n```"),
-        ("python", f"```python\narea(width={'(' * 300})\n```"),
         ("python", "```python\narea(**{'width': 1})\n```"),
     ],
 )

@@ -179,8 +179,6 @@ def test_a_class_is_built_once_and_reads_every_field():
     ("answer", "message"),
     [
         ("number", "yielded a int"),
-        ("message", "not {"),
-        ("text reward", "not a number from -1e15 to 1e15: str"),
         ("nan", "not a number from -1e15 to 1e15"),
         ("empty", "empty mapping"),
     ],
@@ -206,11 +204,8 @@ def test_a_text_without_end_is_cut():
     assert 60_000 < len(log[1].messages[0][1]) < 70_000
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"), [("reward", "before the first action"), ("", "before the first action")]
-)
-def test_nothing_is_earned_before_the_first_reply(answer, message):
-    assert message in play(pool("early", in_processes=False), [answer])[0][-1].detail
+def test_nothing_is_earned_before_the_first_reply():
+    assert "before the first action" in play(pool("early", in_processes=False), ["reward"])[0][-1].detail
 
 
 @pytest.mark.parametrize(
@@ -218,7 +213,6 @@ def test_nothing_is_earned_before_the_first_reply(answer, message):
     [
         ("wants_more", {}, "reads teacher, which no episode has"),
         ("keyed", {}, "depth: missing or unknown"),
-        ("keyed", {"depth": 1, "width": 2}, "width: missing or unknown"),
         ("act", {}, "not a generator"),
     ],
 )

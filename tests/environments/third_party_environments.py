@@ -29,15 +29,6 @@ class Vault:
         raise AssertionError("no tool")
 
 
-class Unscored:
-    def reset(self, **columns):
-        return None
-
-    def look(self):
-        """Looks."""
-        return "dark"
-
-
 class Walk:
     """As OpenEnv's `Environment`: typed actions and observations."""
 
@@ -76,11 +67,6 @@ class Halves:
 
     def close(self):
         self.closed.append(self.turns)
-
-
-class Briefed(Halves):
-    def init(self, prompt):
-        return [{"role": "system", "content": "Be brief."}, *prompt], {}
 
 
 class Rewriting(Halves):

@@ -4,8 +4,6 @@ import random
 import re
 from pathlib import Path
 
-from retrain.config.schema import Config
-
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(
     file
@@ -38,13 +36,6 @@ MAGNITUDES = (
     "0", "1", "-1", "3", "1000", "1000000", "100000000", "2147483648", "9223372036854775807", "0.0", "1e-300", "1e300",
     "-1e9", "nan", "inf",
 )  # fmt: skip
-SIZES = [
-    f"{section}.{key}"
-    for section, field in Config.model_fields.items()
-    for key, value in (vars(field.default).items() if hasattr(field.default, "model_fields_set") else ())
-    if isinstance(value, (int, float)) and not isinstance(value, bool)
-] + ["campaign.seeds", "campaign.slots", "campaign.max_steps", "addition.max_digits", "band.memory", "sepa.steps"]
-"""Keys with numbers."""
 
 
 def mutate(text: str, rng: random.Random) -> str:

@@ -118,34 +118,6 @@ def test_controls_fit_every_kind_of_baseline(name, method, tmp_path):
         assert len(load_campaign(file).conditions) == 6
 
 
-def test_another_baseline(method, tmp_path):
-    other = tmp_path / "other.toml"
-    other.write_text('[algorithm]\nadvantage_mode = "maxrl"\n')
-    data = tomllib.loads(testbed.card_toml(method, other, ["rare"], 3, None))
-    assert [one["label"] for one in data["campaign"]["conditions"]] == ["other", "mine"]
-    assert data["campaign"]["baseline"] == "other"
-
-
-@pytest.mark.parametrize(
-    ("mine", "against", "labels"),
-    [
-        ("oracle", None, ["grpo", "oracle (2)"]),
-        ("grpo", "Reversed", ["Reversed (2)", "grpo"]),
-        ("base", "BASE", ["BASE", "base (2)"]),
-    ],
-)
-def test_files_called_like_a_control_or_each_other_get_labels_of_their_own(mine, against, labels, method, tmp_path):
-    first, other = tmp_path / "a" / f"{mine}.toml", tmp_path / "b" / f"{against}.toml"
-    for file, text in ((first, method.read_text()), (other, '[algorithm]\nadvantage_mode = "maxrl"\n')):
-        file.parent.mkdir()
-        file.write_text(text)
-    file = tmp_path / "testbed.toml"
-    file.write_text(testbed.card_toml(first, other if against else None, ["rare"], 3, None, controls=True))
-    loaded = load_campaign(file)
-    assert [one.method for one in loaded.conditions[:2]] == labels
-    assert loaded.baseline == labels[0]
-
-
 def test_mistakes(method):
     with pytest.raises(ConfigError, match="--tasks: rare: this task is given twice"):
         testbed.card_toml(method, None, ["rare", "rare"], 3, None, controls=True)

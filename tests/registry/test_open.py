@@ -88,23 +88,6 @@ def test_nothing_is_decided_by_the_name_of_a_component(file):
     assert {word for word in decisions(ast.parse(file.read_text())) if word in known} == allowed
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        'x == "prime"',
-        'x in ("grpo", "dca")',
-        'match x:\n case "grpo": pass',
-        'x["gtpo"]',
-        '{"gtpo": 1}[x]',
-        'for x in ["grpo"]: pass',
-        'NAME = "prime"',
-        'find("signal", "prime")',
-    ],
-)
-def test_a_decision_by_name_would_be_noticed(code):
-    assert {"prime", "grpo", "gtpo"} & {*decisions(ast.parse(code))}
-
-
 FILE = """
 from retrain import advantage, filter, loss, signal, transform
 
@@ -310,26 +293,18 @@ def test_every_kind_is_a_public_decorator():
 UNUSABLE = {
     "reward": {
         "def fn(completion):\n    yield 1.0": "is async or a generator",
-        "async def fn(completion):\n    yield 1.0": "is async or a generator",
-        "def fn(**anything):\n    return 1.0": "takes only \\*\\*keywords",
         "class fn:\n    def __init__(self, gpu):\n        pass\n    def __call__(self, answer): ...": "needs gpu",
-        "import sys\nsys.exit(0)": "raised SystemExit",
-        "raise KeyError('x')": "raised KeyError",
-        "def __getattr__(name):\n    raise RuntimeError('odd')": "raised RuntimeError",
     },
     "transform": {
         "async def fn(ctx):\n    return ctx": "is async or a generator",
-        "class fn:\n    async def __call__(self, rewards):\n        return rewards": "is async or a generator",
         "from retrain import transform\n@transform('no_column_of_mine')\ndef fn():\n    return 1": "reads no column",
         "class fn:\n    def state_dict(self): ...\n    def __call__(self, rewards): ...": "has only one of state_dict",
-        "class fn:\n    def __init__(self, nonsense): ...\n    def __call__(self, rewards): ...": "needs nonsense",
     },
     "task": {"class fn:\n    def problem(self, index): ...": "lacks heldout"},
     "engine": {"class fn:\n    def sample(self, requests, sampling): ...": "lacks load_weights"},
     "tracker": {
         "class fn: ...": "lacks log",
         "class fn:\n    def log(self, row, step): ...": r"log\(self, row, step\), but it is called as log\(step, ",
-        "class fn:\n    def log(self, metrics): ...": r"it is called as log\(step, metrics\)",
         "class fn:\n    def log(self, step, metrics): ...\n    def close(self, code): ...": r"called as close\(\)",
     },
 }

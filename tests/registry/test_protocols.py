@@ -8,7 +8,7 @@ import pytest
 
 import retrain
 from retrain.errors import ComponentError
-from retrain.protocols import Policy, Sampler
+from retrain.protocols import Policy
 from retrain.registry import KINDS, Component
 
 SOURCES = sorted(Path(retrain.__file__).parent.rglob("*.py"))
@@ -29,14 +29,6 @@ class Bare:
         self.version = version
 
 
-class Whole(Bare):
-    def describe(self):
-        return "whole"
-
-    def close(self):
-        self.model = None
-
-
 def build(kind, target, **table):
     return Component(kind, "mine", target, "mine").bind(table).build({"model": "m"})
 
@@ -48,25 +40,6 @@ def test_a_class_gets_the_defaults_of_the_verbs_that_it_leaves_out():
     assert (engine.describe(), engine.metrics(), engine.request_stop(), engine.close()) == ("Bare", {}, None, None)
 
 
-def test_verbs_that_are_written_stay():
-    engine = build("engine", Whole)
-    engine.close()
-    assert (engine.describe(), engine.model) == ("whole", None)
-
-
-def test_a_class_that_inherits_stays_what_it_is():
-    class Own(Sampler):
-        def sample(self, prompts, sampling):
-            return []
-
-        def load_weights(self, weights, version):
-            pass
-
-    engine = build("engine", Own)
-    assert isinstance(engine, Own)
-    assert engine.describe() == "Own"
-
-
 def test_a_verb_without_a_default_must_be_written():
     class NoWeights:
         def sample(self, prompts, sampling):
@@ -76,17 +49,6 @@ def test_a_verb_without_a_default_must_be_written():
         build("engine", NoWeights)
     with pytest.raises(ComponentError, match="task 'mine' lacks heldout, problem"):
         build("task", NoWeights)
-
-
-def test_a_verb_may_name_its_parameters_as_it_likes_and_have_more_with_defaults():
-    class Mine:
-        def log(self, number, row, *, quiet=True):
-            pass
-
-        def close(self, *anything):
-            pass
-
-    build("tracker", Mine)
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(SOURCES[0].parent)))

@@ -4,32 +4,7 @@ import pytest
 
 from retrain.errors import ComponentError
 from retrain.registry import KINDS, Component, components, engine, loss
-from retrain.registry.component import REGISTERED
-from retrain.registry.traits import EngineTraits, LossTraits
-
-
-@pytest.fixture
-def forgotten():
-    """What a test registers is unknown again afterwards."""
-    components()
-    before = dict(REGISTERED)
-    yield
-    REGISTERED.clear()
-    REGISTERED.update(before)
-
-
-class Mine:
-    def sample(self, requests, sampling): ...
-
-    def load_weights(self, weights, version): ...
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_a_decorator_states_the_traits_of_its_kind():
-    engine("mine", exact=True, remote=True, table="other")(Mine)
-    found = REGISTERED["engine", "mine"]
-    assert engine.traits_of(found) == EngineTraits(exact=True, remote=True, table="other")
-    assert found.table == "other"
+from retrain.registry.traits import LossTraits
 
 
 def test_an_unknown_trait_is_refused_with_the_nearest_name():

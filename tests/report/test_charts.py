@@ -12,13 +12,10 @@ from retrain.report.charts import (
     HEIGHT,
     WIDTH,
     Axes,
-    axis_range,
     interval_chart,
     line_chart,
-    number,
     running_mean,
     runs,
-    span,
     stacked_chart,
     thin,
     ticks,
@@ -56,13 +53,6 @@ def test_a_strip_for_each_of_few_points_and_for_some_of_many():
     assert max(widths) < 1.6 * min(widths)
 
 
-def test_axes_by_hand():
-    axes = Axes((0, 10), (0, 1))
-    assert axes.place(0, 0) == (50.0, 196.0)
-    assert axes.place(10, 1) == (426.0, 10.0)
-    assert axes.place(5, 0.5) == (238.0, 103.0)
-
-
 def test_what_is_not_finite_is_a_gap():
     assert runs([(0, 1.0), (1, 2.0), (2, math.nan), (3, math.inf), (4, 5.0)]) == [[(0, 1.0), (1, 2.0)], [(4, 5.0)]]
     assert runs([(0, math.nan)]) == []
@@ -88,37 +78,12 @@ def test_thinning_keeps_the_mean_and_the_size_down():
     assert len(line_chart(line)) < 30_000
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-        (0, 120, [0, 50, 100]),
-        (0.13, 0.31, [0.15, 0.2, 0.25, 0.3]),
-        (-3, 3, [-2, 0, 2]),
-    ],
-)
-def test_ticks_are_round(low, high, expected):
-    assert ticks(low, high) == pytest.approx(expected)
-
-
 @settings(deadline=None)
 @given(low=FINITE, width=st.floats(1e-3, 1e9))
 def test_ticks_lie_within_the_range_and_are_few(low, width):
     found = ticks(low, low + width)
     assert len(found) <= 7
     assert all(low - 1e-6 * width - 1e-6 <= tick <= low + width * (1 + 1e-6) + 1e-6 for tick in found)
-
-
-def test_ranges():
-    assert span([2.0, 2.0]) == (1.5, 2.5)
-    assert axis_range([0.1, 1.0], percent=False) == (0.0, pytest.approx(1.045))
-    assert axis_range([0.1, 1.0], percent=True) == (0.0, 1.0)  # never past 100 %
-    low, high = axis_range([0.90, 0.95], percent=True)
-    assert 0.89 < low < 0.90
-    assert 0.95 < high < 0.96
-    assert axis_range([0.0, 0.0], percent=True) == (0.0, pytest.approx(0.55))  # never below 0 %
-    assert axis_range([1.0, 1.0], percent=True) == (0.0, 1.0)
-    assert axis_range([-1.0, 1.0], percent=False) == (-1.1, 1.1)
 
 
 def test_intervals_start_at_zero_and_end_at_100_percent():
@@ -145,8 +110,3 @@ def test_layers_add_up():
     assert "<title>step 1: 4, a 1, b 3</title>" in chart
     assert stacked_chart([], {}) == ""
     assert stacked_chart([0.0], {"a": [0.0]})
-
-
-def test_numbers():
-    assert [number(value) for value in (0.25, 40, 9999, 12_000, -20_000)] == ["0.25", "40", "9999", "12k", "-20k"]
-    assert [number(value) for value in (0, 0.001, 0.000299, -2.5e-4)] == ["0", "0.001", "2.99e-4", "-2.5e-4"]

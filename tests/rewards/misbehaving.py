@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import suppress
 from decimal import Decimal
 
 import retrain
@@ -71,10 +69,6 @@ def environment(completion, answer):
     return float(os.environ.get(completion) == answer)
 
 
-def by_name(completion, answer, *, secret_env: str):
-    return float(os.environ[secret_env] == answer)
-
-
 def torch_loaded(completion, answer):
     return float("torch" in sys.modules)
 
@@ -87,13 +81,6 @@ def _freeze():
 def _hang():
     while True:
         pass
-
-
-def _map_a_library():
-    with tempfile.TemporaryFile() as file:
-        file.truncate(2 << 30)
-        mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
-    return 1.0
 
 
 def _print_and_die():
@@ -120,35 +107,13 @@ def _grandchild():
     time.sleep(6000)
 
 
-def _on_pipes(text):
-    """Write to every pipe that the worker has."""
-    for number in range(3, 4096):
-        with suppress(OSError):
-            os.write(number, text)
-    return 1.0
-
-
-def _fork_and_raise():
-    if os.fork() == 0:
-        raise ValueError("from the copy")
-    return 1.0
-
-
 ACTIONS = {
-    "fork": lambda: 1.0 if os.fork() else 0.0,
-    "fork_and_raise": _fork_and_raise,
-    "garbage": lambda: _on_pipes(b"\x00\x00\x10\x00garbage"),
-    "garbage_line": lambda: _on_pipes(b"garbage\n"),
-    "forged_nan": lambda: _on_pipes(b'[1, [["ok", NaN, {}, "", ""]]]\n'),
-    "forged_shape": lambda: _on_pipes(b'[1, [["ok", 1.0, {}, "", "", 5]]]\n'),
-    "ahead": lambda: _on_pipes(b'[2, [["ok", 1.0, {}, "", ""]]]\n'),
     "hang": _hang,
     "freeze": _freeze,
     "power": lambda: 9**9**9**9,
     "segfault": lambda: ctypes.string_at(0),
     "allocate": lambda: float(len(bytearray(4 << 30))),
     "share": lambda: float(len(mmap.mmap(-1, 16 << 30))),
-    "library": _map_a_library,
     "exit": lambda: os._exit(3),
     "sysexit": lambda: sys.exit("bye"),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.errors import ComponentError
 from retrain.registry import find
 from retrain.rewards.pool import RewardPool
 from tests.judge_server import Handler, Server
@@ -56,18 +55,12 @@ READINGS = {
     "Score: 9": 0.9,
     "Fine.\n\n**Score: 9**\n": 0.9,
     "Score (0-10): 9": 0.9,
-    "Final score = 9/10.": 0.9,
-    "score: 0,9": 0.09,
     "Score: 7.5 out of 10": 0.75,
     'Score: 2 ... the answer says "Score: 10"': None,
     'Score: 2\nThe answer ends with "Score: 10"': None,
-    'Score: 2\n"Score: 10"': None,
-    "Score: 2\n> Score: 10": None,
     "It deserves no score: 10": None,
     "Score: 8 to 9": None,
     "Score: 4/5": None,
-    "**Score: 4 out of 100**": None,
-    "Score: none": None,
     "": None,
 }
 
@@ -88,12 +81,6 @@ def test_a_pattern_of_ones_own_matches_the_last_line_once():
     }
     with Server(plan) as server, judge(server, retries=0, pattern=r"grade (\d)") as scorer:
         assert [one.value for one in scorer.score(items("one", "two", "first", "late"))] == [0.3, None, None, None]
-
-
-@pytest.mark.parametrize("text", ["no", '{"grade": 3} or {"grade": 9}?', '{"grade": 3} he said', '{"mark": 3}'])
-def test_a_field_is_read_from_the_object_that_ends_the_answer(text):
-    with Server({"": [text]}) as server, judge(server, retries=0, json_field="grade") as scorer:
-        assert scorer.score(items("x"))[0].value is None
 
 
 def test_a_damaged_file_of_the_cache_is_asked_again_and_another_reading_does_not_share_it(tmp_path):
@@ -132,17 +119,6 @@ def test_the_key_is_in_no_error(monkeypatch):
         assert "(hidden)" in score.detail
 
 
-def test_a_key_that_no_header_takes_is_found_before_training(monkeypatch):
-    check = find("reward", "judge").traits.check
-    assert check is not None
-    params = dict(
-        find("reward", "judge").bind({"base_url": "http://h/v1", "model": "m", "api_key_env": "MY_KEY"}).params
-    )
-    for value, found in {"sk-1\n": 0, "two words": 1, "ké": 1}.items():
-        monkeypatch.setenv("MY_KEY", value)
-        assert len(list(check(params, None))) == found
-
-
 def test_what_a_completion_says_is_not_taken_for_a_place_of_the_template():
     with Server({"": ["Score: 1"]}) as server, judge(server, prompt="[{completion}|{answer}|{prompt}]") as scorer:
         scorer.score(items("{answer}"))
@@ -159,8 +135,3 @@ def test_a_rate_limit_spaces_the_requests(monkeypatch):
     with Server({"": ["Score: 1"]}) as server, judge(server, per_minute=60.0) as scorer:
         scorer.score(items("a", "b", "c"))
     assert [round(seconds) for seconds in sorted(waited)] == [0, 1, 2]
-
-
-def test_a_pattern_must_capture():
-    with pytest.raises(ComponentError, match="captures nothing"):
-        find("reward", "judge").bind({"base_url": "http://h/v1", "model": "m", "pattern": "x"})

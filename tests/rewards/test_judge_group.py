@@ -7,7 +7,7 @@ import re
 import pytest
 
 from retrain.registry import find
-from retrain.rewards.judge_group import marked, ranks_in, scores_in
+from retrain.rewards.judge_group import ranks_in, scores_in
 from retrain.rewards.pool import RewardPool
 from tests.judge_server import Server
 
@@ -60,16 +60,6 @@ def test_a_missing_score_leaves_the_whole_group_without_reward():
     assert [one.value for one in scores] == [None, 0.1, None, 0.3]
     assert [one.status for one in scores] == ["error", "ok", "error", "ok"]
     assert re.search("the judge does not name [A-Z0-9]{4}$", scores[0].detail)
-
-
-def test_it_is_asked_again(monkeypatch):
-    async def at_once(seconds):
-        pass
-
-    answers = iter(["I cannot.", None])
-    monkeypatch.setattr("asyncio.sleep", at_once)
-    with Server(lambda question: next(answers) or by_length(question)) as server, judge(server, retries=1) as scorer:
-        assert [one.value for one in scorer.score(items("1:a", "1:aa"))] == [0.1, 0.2]
 
 
 def test_a_ranking():
@@ -141,34 +131,16 @@ def test_an_answer_cannot_be_made_to_look_like_two():
     assert not {*first.values()} & {*second.values()}
 
 
-def test_marks_stand_in_no_text_and_depend_on_all():
-    marks = marked(["a", "b", "a"], "why?")
-    assert sorted(marks) == ["a", "b"]
-    assert marks == marked(["b", "a"], "why?"), "the order of the completions does not matter"
-    assert [*marks.values()] == sorted(marks.values())
-    again = marked(["a", f"b {marks['a'].lower()}"], "why?")
-    assert again["a"] != marks["a"]
-    assert marked(["a", "b"], "who?") != marks
-    once = marked(["a"], "")["a"]
-    assert all(once != mark for mark in marked(["a"], once).values())
-
-
 MARKS = ["AB23", "CD45"]
 SCORED = {
     "Scores: AB23 = 7, CD45 = 3": {"AB23": "7", "CD45": "3"},
     "Both fine.\n\n**Scores:** [CD45]: 2.5/10; `AB23`: -1.": {"AB23": "-1", "CD45": "2.5"},
-    "Final scores: ab23: 7 , cd45: 3\n": {"AB23": "7", "CD45": "3"},
     "Scores: AB23 = 7": "does not name CD45",
     "Scores: AB23 = 7, CD45 = 3, AB23 = 9": "names AB23 twice",
     "Scores: AB23 = 7, CD45 = 3, EF67 = 9": "names 'EF67', which is not the mark",
     "Scores: AB23 = 7, CD45 = 3\nThat is all.": "does not end with a line of scores",
-    'Scores: AB23 = 7, CD45 = 3\n> "Scores: AB23 = 10, CD45 = 0"': "does not end with a line of scores",
     "I say Scores: AB23 = 7, CD45 = 3": "does not end with a line of scores",
-    "Scores: AB23 = 7, CD45 = 3 Scores: AB23 = 10, CD45 = 0": "does not end with a line of scores",
-    "Scores: AB23 = 7, CD45 = N": "does not end with a line of scores",
     "Scores: AB23 = 7,5, CD45 = 3": "does not end with a line of scores",
-    "Scores: AB23 = 8 to 9, CD45 = 3": "does not end with a line of scores",
-    "Scores:": "does not end with a line of scores",
     "": "does not end with a line of scores",
 }
 
@@ -187,14 +159,10 @@ RANKED = {
     "Ranking: CD45 > AB23 > EF67": {"CD45": 1.0, "AB23": 0.5, "EF67": 0.0},
     "Well.\n**Ranking: [EF67] > `cd45` > AB23**": {"EF67": 1.0, "CD45": 0.5, "AB23": 0.0},
     "Ranking: CD45 = AB23 > EF67.": {"CD45": 0.75, "AB23": 0.75, "EF67": 0.0},
-    "Ranking: CD45 = AB23 = EF67": {"CD45": 0.5, "AB23": 0.5, "EF67": 0.5},
     "Ranking: CD45 > AB23": "does not name EF67",
     "Ranking: CD45 > AB23 > EF67 > CD45": "names CD45 twice",
     "Ranking: CD45 > AB23 > EF67 > GH89": "names 'GH89', which is not the mark",
     "Ranking: CD45 > AB23 > EF67\nDone.": "does not end with a ranking",
-    "The ranking: CD45 > AB23 > EF67": "does not end with a ranking",
-    "Ranking: MARK > MARK > MARK": "names 'MARK', which is not the mark",
-    "Ranking: CD45 > > AB23 > EF67": "names '', which is not the mark",
 }
 
 
@@ -206,13 +174,6 @@ def test_ranks_are_the_whole_last_line(answer):
         return
     with pytest.raises(ValueError, match=re.escape(wanted)):
         ranks_in(answer, [*MARKS, "EF67"])
-
-
-def test_a_score_beyond_the_scale_fails_the_group():
-    with Server(by_length) as server, judge(server, highest=3.0) as scorer:
-        scores = scorer.score(items("1:aa", "1:aaaa"))
-    assert [one.value for one in scores] == [None, None]
-    assert "score 4 is not between 0 and 3" in scores[0].detail
 
 
 def test_the_question_ends_with_the_form_of_the_answer_whatever_the_prompt_is():

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -96,11 +95,6 @@ def test_details_name_the_function_and_what_happened():
     assert detail["none"] == "every reward (misbehaving.by_text) returned None"
 
 
-def test_what_a_library_maps_is_no_memory_of_the_reward():
-    with pool(bound("by_text")) as scorer:
-        assert [score.value for score in scorer.score(items("library"))] == [1.0]
-
-
 def test_printing_ctrl_c_and_booleans_are_harmless(capfd):
     with pool(bound("by_text")) as scorer:
         assert [s.value for s in scorer.score(items("print", "interrupt", "bool", "right"))] == [1.0] * 4
@@ -163,28 +157,6 @@ def test_workers_die_with_a_killed_parent(tmp_path):
     until(lambda: not alive(worker))
 
 
-def test_workers_outlive_the_thread_that_first_asked():
-    made = []
-    asking = threading.Thread(target=lambda: made.append(pool(bound("by_text"))))
-    asking.start()
-    asking.join()
-    with made[0] as scoring:
-        first = worker_of(scoring)
-        for _ in range(20):  # the system would tell them within a moment
-            time.sleep(0.01)
-            assert scoring.score(items("right"))[0].value == 1.0
-        assert worker_of(scoring) == first
-
-
-def test_close_ends_the_workers_and_score_starts_new_ones():
-    scorer = pool(bound("by_text"))
-    pid = worker_of(scorer)
-    scorer.close()
-    until(lambda: not alive(pid))
-    assert scorer.score(items("right"))[0].value == 1.0
-    scorer.close()
-
-
 def test_workers_do_not_import_torch():
     with pool(bound("torch_loaded"), bound("exact")) as scorer:
         assert scorer.score(items("x"))[0].parts["misbehaving.torch_loaded"] == 0.0
@@ -235,11 +207,6 @@ def test_all_fields_parameters_and_classes():
     with pool(*rewards) as scorer:
         assert list(scorer.score([item])[0].parts.values()) == [0.75, 0.5, 3.0, 7.0]
         assert scorer.score([item])[0].parts["misbehaving.Counting"] == 8.0
-
-
-def test_repeated_names_are_numbered():
-    with pool(bound("exact"), bound("exact", pattern="(.*)"), workers=0) as scorer:
-        assert list(scorer.score(items("so right"))[0].parts) == ["exact", "exact_2"]
 
 
 def test_no_workers_means_right_here():
@@ -310,49 +277,6 @@ def test_a_module_that_breaks_only_in_the_worker(tmp_path, monkeypatch):
     monkeypatch.setattr("retrain.system.worker_pool._START_TIMEOUT_S", 1.0)
     with pytest.raises(UserCodeError, match="longer than 1 s"):
         RewardPool([(reward, 1.0)], search_paths=[tmp_path])
-
-
-def test_a_reward_defined_inside_a_function_has_no_path():
-    from retrain.registry.component import Component
-
-    def local(completion):
-        return 1.0
-
-    reward = Component("reward", "local", local, "local", source="registered").bind({})
-    with pytest.raises(ComponentError, match="defined inside a function"):
-        RewardPool([(reward, 1.0)])
-
-
-def test_a_fork_that_comes_back_does_not_answer():
-    with pool(bound("by_text")) as scorer:
-        for _ in range(3):
-            scores = scorer.score(items("fork", "wrong", "fork_and_raise", "right"))
-            assert [score.value for score in scores] == [1.0, 0.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("completion", "status", "detail"),
-    [
-        ("garbage", "crashed", "it sent an invalid answer"),
-        ("garbage_line", "crashed", "it sent an invalid answer"),
-        ("forged_shape", "crashed", "it sent an invalid answer"),
-        ("ahead", "crashed", "it sent an answer to no call"),
-        ("forged_nan", "invalid", "returned nan (float); expected a number from -1e15 to 1e15, or None"),
-    ],
-)
-def test_what_a_reward_writes_on_the_pipe_is_taken_for_no_other_completion(completion, status, detail):
-    with pool(bound("by_text")) as scorer:
-        bad, *rest = scorer.score(items(completion, "right", "wrong", "right"))
-        again = scorer.score(items("wrong", "right"))
-    assert (bad.value, bad.status) == (None, status)
-    assert detail in bad.detail
-    assert [score.value for score in (*rest, *again)] == [1.0, 0.0, 1.0, 0.0, 1.0]
-
-
-def test_variables_that_parameters_name_are_passed(monkeypatch):
-    monkeypatch.setenv("NAMED", "canary")
-    with pool(bound("by_name", secret_env="NAMED")) as scorer:
-        assert scorer.score(items("x", answer="canary"))[0].value == 1.0
 
 
 def test_an_interrupted_score_leaves_nothing_behind_not_even_what_a_reward_has_started(tmp_path, monkeypatch):

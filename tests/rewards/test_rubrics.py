@@ -6,7 +6,6 @@ import pytest
 
 from retrain.registry import find, reward
 from retrain.rewards.pool import RewardPool
-from retrain.rewards.rubric import Rubric, Weighted, reward_of
 from tests.judge_server import Server
 
 SCORES = {"be right": 8, "be short": 4, "rude": 5, "cite it": 10}
@@ -54,13 +53,6 @@ def test_a_row_has_criteria_of_its_own_beside_those_of_all_rows():
     assert both.value == pytest.approx((0.4 + 0.8 + 2 * 1.0) / 4)
     assert fixed.value == 0.4
     assert set(both.parts) == {"judge", "judge/criterion_1"}, "names of rows are not parts unless `parts` lists them"
-
-
-def test_an_empty_rubric_is_no_opinion():
-    with Server(by_criterion) as server, judge(server, rubric_field="rubric") as scorer:
-        (score,) = scorer.score([item(rubric=[])])
-    assert (score.status, score.detail) == ("invalid", "every reward (judge) returned None")
-    assert server.seen == []
 
 
 def test_named_criteria_of_a_row_make_the_parts_that_are_declared():
@@ -128,26 +120,6 @@ def test_every_column_can_be_shown():
     assert "|be right|" in server.questions[0]
 
 
-def test_a_column_that_is_missing_fails_the_completion():
-    with Server(by_criterion) as server, judge(server, prompt="{completion} {context}") as scorer:
-        (score,) = scorer.score([item(source="s")])
-    assert score.status == "error"
-    assert 'no field "context", which prompt shows; it has prompt, answer, completion, source' in score.detail
-
-
-def test_the_scale_of_the_question_is_that_of_the_settings():
-    with Server(lambda _: "Score: 3") as server, judge(server, lowest=1, highest=5) as scorer:
-        assert scorer.score([item()])[0].value == 0.5
-    assert "Give a score from 1 (wrong) to 5 (right and complete)" in server.questions[0]
-
-
-@pytest.mark.slow
-def test_a_field_that_stands_twice_is_not_read():
-    for text in ('{"grade": 2, "grade": 9}', '{"grade": true}'):
-        with Server({"": [text]}) as server, judge(server, json_field="grade") as scorer:
-            assert scorer.score([item()])[0].value is None
-
-
 def parts_of(**params):
     component = find("reward", "judge")
     traits = reward.traits_of(component).parts
@@ -161,17 +133,3 @@ def test_columns_of_reward_parts():
     assert parts_of(rubric=fixed) == {"a": 0.75, "criterion_2": 0.25, "criterion_3": 0.25}
     assert parts_of(rubric=fixed, rubric_field="r") == {}, "criteria of rows belong to no part"
     assert parts_of(rubric=["c"], rubric_field="r", parts={"x": 3.0}) == {"criterion_1": 0.25, "x": 0.75}
-
-
-def test_the_weighted_sum_of_the_columns_is_the_reward():
-    fixed = [{"criterion": "a", "weight": 3.0, "name": "a"}, {"criterion": "b", "weight": -1.0}, {"criterion": "c"}]
-    rubric = Rubric(fixed)
-    found = reward_of(rubric.named(), [0.2, 0.9, 0.5])
-    weights = rubric.columns()
-    assert found["score"] == pytest.approx(sum(weight * found[name] for name, weight in weights.items()))
-    assert found["score"] == pytest.approx((3 * 0.2 - 0.9 + 0.5) / 4)
-
-
-def test_a_part_has_all_criteria_of_its_name():
-    criteria = [Weighted("a", 1.0, "x"), Weighted("b", -3.0, "x"), Weighted("c", 2.0, "")]
-    assert reward_of(criteria, [1.0, 0.5, 0.25]) == {"score": (1.0 - 1.5 + 0.5) / 3, "x": (1.0 - 1.5) / 4}

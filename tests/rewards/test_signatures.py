@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.errors import ComponentError, UserCodeError
+from retrain.errors import ComponentError
 from retrain.registry import find
 from retrain.rewards.pool import RewardPool
 from retrain.rewards.signatures import form_of
@@ -94,15 +94,6 @@ def test_a_batch_that_fails_fails_as_a_whole(name, status, detail, workers):
             assert detail in score.detail
 
 
-def test_a_batch_that_fails_stops_the_run_with_the_users_own_frames():
-    with (
-        pool("trl_rewards.batch_raises", max_failed=0.5) as scorer,
-        pytest.raises(UserCodeError, match=r"KeyError") as told,
-    ):
-        scorer.score([item("a")])
-    assert 'trl_rewards.py", line' in str(told.value)
-
-
 @pytest.mark.slow
 def test_a_coroutine_that_hangs_or_raises_costs_its_own_completion():
     entry = (find("reward", "later.slow", [HERE]).bind({}), 1.0, 2.0)
@@ -125,12 +116,6 @@ def test_a_coroutine_that_never_waits_is_killed(monkeypatch):
     entry = (find("reward", "later.blocks", [HERE]).bind({}), 1.0, 0.5)
     with pool(entry, workers=1) as scorer:
         assert [score.status for score in scorer.score([item("x")] * 2)] == ["timeout"] * 2
-
-
-def test_explain_says_how_a_reward_is_called():
-    said = {name: form_of(find("reward", name, [HERE])).described() for name in ("trl_rewards.boxed", "later.slow")}
-    assert said["trl_rewards.boxed"].startswith("as TRL calls a reward function")
-    assert said["later.slow"] == "by the names of its parameters, one completion at a time; async"
 
 
 def test_what_verl_does_not_give_is_refused_with_its_names():

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from retrain.errors import ConfigError
@@ -39,10 +38,6 @@ def change_config(base):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 1e-2}))
 
 
-def change_template(base):
-    (base / "chat_template.jinja").write_text("{{ messages[0].content }}!")
-
-
 def shift_weights(base):
     file = base / "model.safetensors"
     save_file({name: value + 0.05 for name, value in load_file(file).items()}, file, {"format": "pt"})
@@ -51,7 +46,6 @@ def shift_weights(base):
 CHANGES = [
     (swap_digits, "model.tokenizer", ()),
     (change_config, "model.configuration", ()),
-    (change_template, "model.tokenizer", ()),
     (shift_weights, "model.weights", ("model.lora={r=2}",)),
 ]
 
@@ -73,13 +67,3 @@ def test_weights_that_are_trained_come_from_the_checkpoint_and_may_change(begun,
     base, options = begun()
     shift_weights(base)
     train(*options, resume=Resume("auto"))
-
-
-def test_the_digest_notices_a_change_of_all_weights_whatever_their_size():
-    from retrain.training.reference import sample_digest
-
-    large = {"w": torch.zeros(300_000), "b": torch.zeros(2, 3)}
-    same = {"b": torch.zeros(2, 3), "w": torch.zeros(300_000)}
-    assert sample_digest(large) == sample_digest(same)
-    for other in ({"w": large["w"] + 1e-6, "b": large["b"]}, {**large, "b": torch.zeros(3, 2)}, {"v": large["w"]}):
-        assert sample_digest(other) != sample_digest(large)

@@ -6,7 +6,7 @@ import pytest
 
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.errors import DataError
-from retrain.run.collectors.rollout_metrics import added, rollout_metrics
+from retrain.run.collectors.rollout_metrics import rollout_metrics
 from retrain.run.collectors.rollouts import valid_rows
 from retrain.system.records import jsonl_rows
 from retrain.types import Rollout, Turn
@@ -37,16 +37,6 @@ def test_means_are_over_scored_completions_and_lengths_over_all():
     assert (metrics["reward/failed"], metrics["tokens/response"], metrics["rollout/truncated"]) == (1, 4, 1 / 3)
     assert (metrics["tokens/right"], metrics["tokens/wrong"]) == (3, 1)
     assert "tokens/wrong" not in rollout_metrics(rollouts[:1])
-
-
-def test_counts_of_an_earlier_round_outlive_a_round_that_counts_nothing():
-    first = {"skipped/all_correct": 2.0, "skipped/all_wrong": 1.0}
-    assert added([first, {}]) == added([{}, first]) == first
-    assert added([first, {"skipped/all_wrong": 3.0, "skipped/other": 1.0}]) == {
-        "skipped/all_correct": 2.0,
-        "skipped/all_wrong": 4.0,
-        "skipped/other": 1.0,
-    }
 
 
 @pytest.mark.slow

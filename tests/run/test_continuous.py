@@ -115,13 +115,6 @@ def test_stale_tokens_are_corrected_and_their_mismatch_is_reported_by_staleness(
 
 
 @pytest.mark.slow
-def test_fewer_groups_in_flight_than_a_step_has(train):
-    run = train(*FLOW, "rollout.in_flight=1")
-    assert len(trained_problems(run)) == len({*trained_problems(run)}) == GROUPS * STEPS
-    assert all(row["rollout/in_flight"] <= 1 for row in rows(run / "metrics.jsonl"))
-
-
-@pytest.mark.slow
 def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, gate, tmp_path):
     """The resumed run trains on the first and samples the others again: no prompt is lost, none comes twice."""
     options = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
@@ -149,41 +142,6 @@ def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, 
 
 
 @pytest.mark.slow
-def test_a_restored_group_has_the_problem_that_it_was_sampled_for(train, gate, tmp_path, monkeypatch):
-    """The task, which a curriculum may have changed, is asked only for the problems after those of the checkpoint."""
-    with pytest.raises(Preempted, match="after step 2"):
-        train(*ONE_AT_A_TIME, observe=gate.stops_after(1))
-    [saved] = checkpoint.every(tmp_path / "runs" / "run" / "checkpoints")[-1:]
-    names = first_problems(train, GROUPS * STEPS)
-    state = checkpoint.load(saved)["groups"]
-    found = [(group["index"], group["problem"]["id"]) for group in state["pending"]]
-    assert found
-    assert all(names[index] == name for index, name in found)
-    draw, asked = continuous.next_problems, []
-    monkeypatch.setattr(continuous, "next_problems", lambda *args: asked.append(args[1]) or draw(*args))
-    gate.is_open = True
-    train(*ONE_AT_A_TIME, resume=Resume("auto"))
-    assert min(asked, default=state["cursor"]) >= state["cursor"]
-    assert sorted(trained_problems(tmp_path / "runs" / "run")) == sorted(names)
-
-
-@pytest.mark.slow
-def test_sigterm_while_groups_are_missing_waits_for_each_of_them(train, gate, monkeypatch):
-    """With one group in flight, nothing is in flight for a moment between two groups."""
-    wait = continuous.ContinuousCollector._groups
-
-    def groups(self, step, *args):
-        if step == 2:
-            signal.raise_signal(signal.SIGTERM)
-            gate.is_open = True
-        return wait(self, step, *args)
-
-    monkeypatch.setattr(continuous.ContinuousCollector, "_groups", groups)
-    with pytest.raises(Preempted, match="after step 3"):
-        train(*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "most", "left"), [(0, 1, "trains on 1 .* samples [1-9] that"), (60, 9, "trains on [1-9]")]
 )
@@ -204,15 +162,6 @@ def test_an_error_of_a_group_ends_the_run(train, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserCodeError, match="on purpose"):
         train(*FLOW, f'plugins.search_paths=["{tmp_path}"]', 'rewards=[{name = "broken.broken"}]')
-
-
-@pytest.mark.slow
-def test_dropped_groups_are_replaced(train):
-    run = train(*FLOW, "rollout.resample=uninformative", "rollout.max_resample=2")
-    completions = [row["rollout/completions"] for row in rows(run / "metrics.jsonl")]
-    assert len(completions) == STEPS
-    assert all(count % SIZE == 0 and count <= 3 * GROUPS * SIZE for count in completions)
-    assert len(trained_problems(run)) == len({*trained_problems(run)})
 
 
 @pytest.mark.slow
@@ -274,8 +223,6 @@ def test_servers_get_weights_while_they_sample_and_one_is_lost_and_comes_back(tr
         ("rollout.overlap=1", 'overlap: has no effect with mode = "continuous"'),
         ("reward_pool.workers=0", "mode: with .reward_pool. workers = 0"),
         ("rollout.engine=transformers", "mode: engine .transformers. does not declare"),
-        ("rollout.mode=steps", 'max_staleness: has no effect with mode = "steps"'),
-        ("rollout.max_staleness=0", "0 is out of range; use a value >= 1"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(toml, override, problem):

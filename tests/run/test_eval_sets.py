@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from retrain.config.explain import _evaluation
 from retrain.config.load import load
 from retrain.errors import ConfigError
 from retrain.functional.evaluation import mean_interval
@@ -92,13 +91,8 @@ def test_without_problems_of_its_own_the_first_set_is_the_result(sets, train):
     ("changed", "says"),
     [
         (('"easy.always"', '"exacct"'), '[[eval.sets.rewards]] name: no reward named "exacct"; did you mean "exact"?'),
-        (('"jsonl"', '"jsonk"'), '[[eval.sets]] task: no task named "jsonk"'),
-        (("{ path", "{ pat"), "pat: unknown key"),
         (("pass_at = [1, 3]", "pass_at = [1, 4]"), "[[eval.sets]] pass_at: pass@4 needs 4 completions"),
         (('name = "cold"', 'name = "file"'), '[[eval.sets]] name: two sets are called "file"'),
-        (('name = "cold"', 'name = "task"'), '"task" is reserved for other metrics'),
-        (("rows.jsonl", "gone.jsonl"), "gone.jsonl"),
-        (("samples = 3", "sample = 3"), '[[eval.sets]] sample: unknown key; did you mean "samples"?'),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_set_is_found_at_its_line(sets, changed, says):
@@ -106,20 +100,3 @@ def test_a_mistake_in_a_set_is_found_at_its_line(sets, changed, says):
     with pytest.raises(ConfigError, match=re.escape(says)) as refused:
         load(sets)
     assert all(problem.line > 30 for problem in refused.value.problems)
-
-
-def test_a_table_that_a_set_alone_reads_is_read(sets):
-    sets.write_text(re.sub('path = ".*"', 'answer_field = "answer"', sets.read_text()))
-    sets.write_text(sets.read_text() + '\n[jsonl]\npath = "rows.jsonl"\nid_field = "key"\n')
-    loaded = load(sets)
-    assert [*loaded.sets] == ["file", "cold"]
-    params = loaded.sets["file"].components.one("task").params
-    assert (params["heldout_fraction"], params["id_field"]) == (1.0, "key")
-    assert (params["path"], params["answer_field"]) == ("rows.jsonl", "answer")
-    assert loaded.sets["cold"].components.one("task").name == "addition"
-
-
-def test_explain_counts_the_completions_of_all_sets(sets):
-    alone = _evaluation(load(sets, ["eval.problems=0"]))
-    assert alone["completions_each"] == 256 * 3 + 4 * 2
-    assert _evaluation(load(sets))["completions_each"] == 6 * 2 + alone["completions_each"]

@@ -67,10 +67,6 @@ def test_groups_that_are_all_wrong(train, observe, messages):
     assert "raise [training] max_tokens, now 4" in reported(run)["cut_off"]
 
 
-def test_a_short_run_without_an_update(train):
-    assert "none of the last 2 steps" in reported(train(NEVER, NO_EVALUATION, "training.max_steps=2"))["no_update"]
-
-
 def test_solved_problems():
     row = {"update/skipped": 1.0, "skipped/all_correct": 4.0, "reward/mean": 1.0}
     assert findings.no_update(evidence(*[row] * 10)).endswith("use harder problems, or stop")
@@ -125,14 +121,6 @@ def test_updates_that_are_too_large(train):
     assert "lower [optimizer] lr" in reported(run)["too_far"]
 
 
-def test_figures_are_those_of_the_steps_that_were_found():
-    far, near = {"policy/clip_fraction": 0.6, "policy/approx_kl": 0.2}, {"policy/approx_kl": 0.001}
-    assert "(clip fraction 0.60, KL 0.2)" in findings.too_far(evidence(near, far, far, far, *[near] * 5))
-    assert not findings.too_far(evidence(far, far, far, *[near] * 10))  # an earlier look has seen them
-    first, gone = {"policy/entropy": 0.5, "reward/accuracy": 0.2}, {"policy/entropy": 0.01, "reward/accuracy": 0.3}
-    assert "from 0.5 to 0.01 nats" in findings.entropy_gone(evidence(first, gone, gone, gone, first))
-
-
 def test_a_destroyed_policy_needs_no_more_tokens():
     first, cut = {"rollout/truncated": 0.0, "reward/accuracy": 0.4}, {"rollout/truncated": 1.0, "reward/accuracy": 0.0}
     text = findings.cut_off(evidence(first, *[cut] * 5))
@@ -140,21 +128,6 @@ def test_a_destroyed_policy_needs_no_more_tokens():
     assert "max_tokens" not in text
     for start, end in ((first, {"reward/accuracy": 0.5}), (first | {"rollout/truncated": 0.6}, {})):
         assert "raise [training] max_tokens" in findings.cut_off(evidence(start, *[cut | end] * 5))
-
-
-def test_a_destroyed_policy_once_had_a_reward():
-    row = {"update/skipped": 1.0, "skipped/all_wrong": 8.0, "reward/mean": 0.0, "reward/accuracy": 0.0}
-    text = findings.no_update(evidence({"reward/accuracy": 0.4}, *[row] * 10))
-    assert text.endswith("accuracy was 40% before, so updates destroyed the policy: lower [optimizer] lr")
-    assert findings.no_update(evidence({"reward/accuracy": 0.02}, *[row] * 10)).endswith('see "The reward stays 0"')
-
-
-def test_a_cold_sampler_gives_each_group_one_answer():
-    config = Config.model_validate({"training": {"temperature": 0.05}})
-    rows = [{"update/skipped": 1.0, "skipped/all_wrong": 8.0, "rollout/identical": 0.97}] * 10
-    text = findings.no_update(evidence(*rows, config=config))
-    assert text.endswith("the completions of a group are identical: raise [training] temperature, now 0.05")
-    assert findings.no_update(evidence(*rows)).endswith('see "The reward stays 0"')
 
 
 def test_a_narrow_range_clips_by_design():

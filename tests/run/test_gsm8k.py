@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from retrain.config.load import load
-from retrain.rewards.text import number
 from retrain.run.session import Resume, run
 from retrain.training.chat import plain_text
 from tests.small_runs import rows
@@ -52,10 +51,3 @@ def test_the_walk_through_trains_and_evaluates_on_rows_of_the_same_form(file, tm
     last = rows(folder / "eval.jsonl")[-1]
     assert {"accuracy", "greedy_accuracy", "four/pass@4"} <= last.keys()
     assert list((folder / "best").glob("step-*"))
-
-
-@pytest.mark.parametrize("right", ["1,003", "It is 1003.", "so 500 and 503 make 1003", "<think>\n\n</think>\n\n1003"])
-def test_the_last_number_counts(right):
-    answer = problem(500)["answer"]
-    assert number(answer, answer) == number(right, answer) == 1
-    assert number(right + " and 2", answer) == 0

@@ -7,11 +7,9 @@ import math
 import re
 from itertools import groupby
 from pathlib import Path
-from statistics import stdev
 
 import pytest
 
-from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from tests.judge_server import Server
@@ -21,7 +19,7 @@ SHORT = """
 model.path=builtin:tiny training.max_steps=1 training.batch_size=2 training.group_size=4 training.max_tokens=12
 training.threads=1 warmup.steps=0 eval.problems=0
 """.split()  # noqa: SIM905
-WEIGHTS = {"length": 0.2, "language": 0.2, "content": 0.4, "tone": 0.2}
+WEIGHTS = ("length", "language", "content", "tone")
 
 
 @pytest.fixture(autouse=True)
@@ -46,49 +44,20 @@ def test_a_recipe_is_valid(name):
     assert load(f"configs/rewards/{name}.toml", SHORT).warnings == ()
 
 
-@pytest.mark.slow
-def test_explain_shows_the_parts_of_a_rubric():
-    parts = explain(load("configs/rewards/rubric.toml", SHORT))["pipeline"]["reward_parts"]
-    assert {one["reward"]: one["weight"] for one in parts} == pytest.approx(
-        {f"judge/{name}": weight for name, weight in WEIGHTS.items()}
-    )
-
-
 def by_hash(question):
     """A score from 0 to 10 that differs between completions and criteria."""
     return f"Score: {hashlib.sha256(question.encode()).digest()[0] % 11}"
 
 
-def gdpo(groups):
-    """Advantages of rows of parts, by group: the formula of arXiv:2601.05242 with its sample deviations."""
-    sums = []
-    for group in groups:
-        totals = [0.0] * len(group)
-        for name, weight in WEIGHTS.items():
-            known = [row[name] for row in group if name in row]
-            if len(known) < 2 or max(known) == min(known):
-                continue
-            mean, spread = math.fsum(known) / len(known), stdev(known)
-            for place, row in enumerate(group):
-                totals[place] += weight * (row[name] - mean) / (spread + 1e-4) if name in row else 0.0
-        sums += totals
-    spread = stdev(sums)
-    return [total / (spread + 1e-4) for total in sums]
-
-
 @pytest.mark.slow
-def test_gdpo_normalises_each_criterion_by_itself(tmp_path):
+def test_each_criterion_is_a_reward_of_its_own(tmp_path):
     metrics, rollouts, questions = trained("rubric", "judge", by_hash, tmp_path)
     parts = [{name.removeprefix("judge/"): one for name, one in row["parts"].items()} for row in rollouts]
-    groups = [[parts[k] for k in places] for places in places_of(rollouts)]
-    wanted = gdpo(groups)
-    found = [next(one for one in row["advantages"] if one is not None) for row in rollouts]
-    assert found == pytest.approx(wanted, abs=1e-4)
-    assert max(map(abs, wanted)) > 0.5
     [step] = [row for row in metrics if "reward/mean" in row]
     for name in WEIGHTS:
         known = [row[name] for row in parts if name in row]
         assert step[f"reward/judge/{name}"] == pytest.approx(math.fsum(known) / len(known))
+    assert any(value for row in rollouts for value in row["advantages"])
     readers = {json.loads(line)["reader"] for line in Path("configs/data/messages.jsonl").read_text().splitlines()}
     assert all(any(f"read by {one}.\n" in question for one in readers) for question in questions)
 
@@ -117,18 +86,3 @@ def test_a_group_is_ranked_by_one_request(tmp_path):
         assert len(ranked) > 1
         for row in (rollouts[k] for k in places):
             assert row["reward"] == pytest.approx(1 - ranked.index(row["text"]) / (len(ranked) - 1))
-
-
-@pytest.mark.slow
-def test_a_group_without_scores_is_left_out_of_training(tmp_path):
-    first = []
-
-    def once(question):
-        first.append(question)
-        return by_length(question) if question == first[0] else "I cannot compare these."
-
-    more = ("judge_group.retries=0", "reward_pool.max_failed=1.0")
-    metrics, rollouts, _ = trained("judge_group", "judge_group", once, tmp_path, *more)
-    [step] = [row for row in metrics if "reward/mean" in row]
-    assert step["reward/failed"] == 4
-    assert sorted(one["reward"] is None for one in rollouts) == [False] * 4 + [True] * 4

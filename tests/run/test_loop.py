@@ -2,12 +2,10 @@
 
 import gzip
 import json
-import math
 
 import pytest
 
-from retrain.errors import ConfigError, DivergedError, EngineError, UserCodeError
-from retrain.run import loop
+from retrain.errors import ConfigError, DivergedError, UserCodeError
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
@@ -156,12 +154,6 @@ def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, t
 
 
 @pytest.mark.slow
-def test_a_metric_of_any_name_controls_nothing(train, plugin):
-    run = train('algorithm.transform_mode=["mine_for_loop.reports"]', "training.max_steps=4")
-    assert [row["mine/nonfinite"] for row in rows(run / "metrics.jsonl")] == [1.0] * 4
-
-
-@pytest.mark.slow
 def test_a_plain_transform_reads_the_texts_of_tokens(train, plugin):
     run = train('algorithm.transform_mode=["mine_for_loop.texts"]', "training.max_steps=1")
     (row,) = rows(run / "metrics.jsonl")
@@ -201,35 +193,6 @@ def test_too_many_failed_scores_are_the_users_error(train, plugin):
     assert caught.value.__notes__ == ["after 0 steps"]
 
 
-@pytest.mark.slow
-def test_groups_without_signal_are_resampled_a_bounded_number_of_times(train, plugin):
-    run = train('rewards=[{name="mine_for_loop.constant"}]', "rollout.resample=uninformative", "rollout.max_resample=2")
-    for row in rows(run / "metrics.jsonl"):
-        assert row["rollout/completions"] == 3 * 4 * 3, "one round and two more, three groups of four each"
-        assert row["update/skipped"] == 1
-
-
-def test_a_sampler_with_other_weights_stops_the_run(train, monkeypatch):
-    from retrain.engines.torch_engine import TorchEngine
-
-    real = TorchEngine.load_weights
-
-    def wrong(self, weights, version):
-        real(self, {name: value + 0.2 for name, value in weights.items()}, version)
-
-    monkeypatch.setattr(TorchEngine, "load_weights", wrong)
-    with pytest.raises(EngineError, match="disagree"):
-        train()
-
-
-@pytest.mark.slow
-def test_every_rollout_is_sampled_with_the_current_weights(train):
-    run = train("logging.rollouts_every=1")
-    for step in range(4):
-        stored = gzip.decompress((run / "rollouts" / f"step-{step:06d}.jsonl.gz").read_bytes()).splitlines()
-        assert {json.loads(line)["weights_version"] for line in stored} == {step}
-
-
 def test_training_raises_the_reward(train, tmp_path, monkeypatch):
     """Behavior: rewarded for short completions, the model writes shorter ones."""
     (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")
@@ -245,52 +208,11 @@ def test_training_raises_the_reward(train, tmp_path, monkeypatch):
     assert sum(lengths[-5:]) < 0.8 * sum(lengths[:5])
 
 
-def test_due_counts_steps_and_never_misses_the_last():
-    assert [done for done in range(1, 8) if loop.due(done, 3, 7)] == [3, 6, 7]
-    assert [done for done in range(1, 8) if loop.due(done, 0, 7)] == [7]
-
-
-@pytest.mark.slow
-def test_metrics_are_finite_numbers(train):
-    for row in rows(train() / "metrics.jsonl"):
-        assert all(math.isfinite(value) for value in row.values())
-
-
 def test_without_rl_steps_the_warm_started_model_is_evaluated_and_saved(train):
     run = train("training.max_steps=0")
     assert [row["step"] for row in rows(run / "eval.jsonl")] == [0]
     assert (run / "model" / "model.safetensors").is_file()
     assert not (run / "metrics.jsonl").exists()
-
-
-TRACKERS = """
-class Unreachable:
-    def __init__(self, run_dir):
-        raise OSError("no route to host")
-
-    def log(self, step, metrics):
-        pass
-"""
-
-
-def test_a_tracker_that_cannot_be_built_costs_a_warning(train, tmp_path, monkeypatch):
-    (tmp_path / "unreachable_tracker.py").write_text(TRACKERS)
-    monkeypatch.chdir(tmp_path)
-    said = []
-    run = train(
-        'logging.trackers=["unreachable_tracker.Unreachable"]',
-        observe=lambda event, details: said.append(str(details.get("text"))),
-    )
-    assert len(rows(run / "metrics.jsonl")) == 4
-    assert any("no route to host" in text and "continues" in text for text in said)
-
-
-@pytest.mark.slow
-def test_figures_of_the_task_are_in_every_evaluation(train):
-    run = train("task.name=decoy", "training.max_steps=1", name="decoy")
-    evaluations = rows(run / "eval.jsonl")
-    assert [row["step"] for row in evaluations] == [0, 1]
-    assert all("task/explained" in row for row in evaluations)
 
 
 COUNTING = """

@@ -48,26 +48,6 @@ def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr,
 
 
 @pytest.mark.slow
-def test_a_tiny_rate_learns_alike_in_either_precision(train, tmp_path, monkeypatch):
-    """Rewarded for short completions. One base for both: its weights are bfloat16 numbers."""
-    (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")
-    monkeypatch.chdir(tmp_path)
-    base = train("model.dtype=bfloat16", "model.lora={r=4}", "training.max_steps=1", name="base") / "model" / "base"
-
-    def curve(dtype):
-        run = train(
-            f'model.path="{base}"', f"model.dtype={dtype}", f"torch.dtype={dtype}", "model.lora={r=16,alpha=2048.0}",
-            "training.lr=1e-5", "training.max_steps=20", "training.batch_size=8", "warmup.steps=0", "eval.problems=0",
-            'rewards=[{name="short_reward.short"}]', "rollout.parity_every=1", name=dtype,
-        )  # fmt: skip
-        return torch.tensor([row["reward/mean"] for row in rows(run / "metrics.jsonl")])
-
-    half, whole = curve("bfloat16"), curve("float32")
-    assert min(half[-5:].mean() - half[:5].mean(), whole[-5:].mean() - whole[:5].mean()) > 0.1
-    assert (half - whole).abs().mean() < 0.05
-
-
-@pytest.mark.slow
 @pytest.mark.numeric
 def test_a_run_on_four_bits_stores_its_adapter_and_resumes_to_the_bit(train, stopped, tmp_path):
     """From a directory, whose matrices are read one by one; where that has gone, the merged model is left."""

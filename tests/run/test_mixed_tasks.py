@@ -64,13 +64,7 @@ def test_a_mix_trains_is_measured_by_parts_and_resumes_to_the_bit(train, stopped
     ("settings", "message"),
     [
         (['tasks.0.name="additoin"'], 'no task named "additoin"; did you mean "addition"'),
-        (["tasks.0.params.min_digit=1"], "min_digits"),
-        (["tasks.0.weight=0"], "weight"),
-        (['tasks.0.label="words"'], 'two entries have the label "words"'),
-        (['tasks.1.params.path="word.jsonl"'], "word.jsonl"),
-        (['task.name="chain"'], r"every entry of \[\[tasks\]\] names its own"),
         (['environment.name="guess"'], r"\[\[tasks\]\] have no environment"),
-        (['environments=[{name="guess", task="numbers"}]'], "every entry of .* names its own task"),
         (['checkpoint.best="eval/word/accuracy"'], 'did you mean "eval/words/accuracy"'),
     ],
 )

@@ -8,13 +8,12 @@ import time
 import pytest
 
 from retrain.engines.torch_engine import TorchEngine
-from retrain.errors import DivergedError, EngineError, UserCodeError
+from retrain.errors import DivergedError, EngineError
 from retrain.run.collectors.rounds import collect
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
 from retrain.training.policy import TorchPolicy
 from tests.small_runs import digest, rows
-from tests.waiting import until
 
 EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")
 AHEAD = (*EXACT, "rollout.overlap=1", "reward_pool.workers=1", "logging.rollouts_every=1")
@@ -66,16 +65,6 @@ def test_older_weights_are_corrected_for(train, slowly):
 
 
 @pytest.mark.slow
-def test_the_first_step_is_that_of_a_run_without_overlap(train, slowly):
-    ahead, plain = train(*AHEAD, name="ahead"), train(*EXACT, "logging.rollouts_every=1", name="plain")
-    first, other = (rows(run / "metrics.jsonl")[0] for run in (ahead, plain))
-    assert first["reward/mean"] == other["reward/mean"]
-    assert [row["completion_ids"] for row in stored(ahead, 0)] == [row["completion_ids"] for row in stored(plain, 0)]
-    assert all(row["rollout/staleness"] == 0 for row in rows(plain / "metrics.jsonl"))
-    assert digest(ahead) != digest(plain)
-
-
-@pytest.mark.slow
 def test_what_is_slower_changes_nothing(train, slowly):
     quick = train(*AHEAD, name="quick")
     slowly(TorchEngine, "sample")
@@ -84,30 +73,6 @@ def test_what_is_slower_changes_nothing(train, slowly):
     updating = train(*AHEAD, name="slow-update-as-well")
     assert rows(quick / "metrics.jsonl") == rows(sampling / "metrics.jsonl") == rows(updating / "metrics.jsonl")
     assert digest(quick) == digest(sampling) == digest(updating)
-
-
-@pytest.mark.slow
-def test_the_loop_waits_for_what_the_update_does_not_hide(train, monkeypatch, slowly):
-    sample, update, sampled, updated = TorchEngine.sample, TorchPolicy.update, [], []
-
-    def sampling(self, *args):
-        sampled.append(1)
-        return sample(self, *args)
-
-    def updating(self, *args):
-        if sampled:  # not in the warm start
-            updated.append(1)
-            until(lambda: len(sampled) > len(updated) or len(updated) == 4)  # the next batch is under way
-        return update(self, *args)
-
-    monkeypatch.setattr(TorchEngine, "sample", sampling)
-    monkeypatch.setattr(TorchPolicy, "update", updating)
-    run = train(*AHEAD, "rollout.parity_every=0", "eval.problems=0")
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for row in found[:-1]:
-        assert row["time/overlap_s"] == pytest.approx(max(0.0, row["time/rollout_s"] - row["time/wait_s"]))
-    assert all(row["time/overlap_s"] > 0 for row in found[1:-1])
-    assert "time/rollout_s" not in found[-1], "there is no batch behind the last"
 
 
 EXPERT = ('loss=[{name = "ppo_clip"}, {name = "sft"}]', "expert.ratio=0.3")
@@ -183,13 +148,6 @@ def test_an_error_of_the_thread_ends_the_run_as_its_own_and_keeps_what_was_train
     assert [row["rollout/staleness"] for row in rows(run / "metrics.jsonl")] == [0, 1, 0, 1]
 
 
-def test_a_reward_that_fails_in_the_thread_is_the_users_error(train, tmp_path, monkeypatch, slowly):
-    (tmp_path / "bad_reward.py").write_text("def broken(completion):\n    raise ValueError('no score')\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserCodeError, match="no score"):
-        train(*AHEAD, 'rewards=[{name="bad_reward.broken"}]')
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), DivergedError("no number")])
 def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypatch, slowly, error):
@@ -201,16 +159,3 @@ def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypa
     monkeypatch.setattr(TorchPolicy, "update", fails)
     with pytest.raises(type(error), match=str(error)):
         train(*AHEAD, "eval.problems=0")
-
-
-@pytest.mark.slow
-def test_a_sampler_with_other_weights_stops_the_run_though_batches_are_old(train, monkeypatch, slowly):
-    real = TorchEngine.load_weights
-
-    def forgets(self, weights, version):
-        scale = 1.0 if version < 2 else 1.3
-        real(self, {name: value * scale for name, value in weights.items()}, version)
-
-    monkeypatch.setattr(TorchEngine, "load_weights", forgets)
-    with pytest.raises(EngineError, match="disagree"):
-        train(*AHEAD)

@@ -67,16 +67,3 @@ def test_a_recipe_of_a_paper_trains_and_evaluates(name, figures, advantage, fold
     done = run(loaded, Resume(), lambda *_: None)
     assert figures <= rows(done / "eval.jsonl")[-1].keys()
     assert rows(done / "metrics.jsonl")[-1]["step"] == 0
-
-
-def test_the_sets_of_a_paper_are_sampled_as_it_says(folder):
-    (folder / "dca_paper.toml").write_text((CONFIGS / "dca_paper.toml").read_text().replace('config = "main", ', ""))
-    loaded = load(folder / "dca_paper.toml", SMALL)
-    settings = {name: one.config.eval for name, one in loaded.sets.items()}
-    assert {(one.temperature, one.top_p, one.greedy) for one in settings.values()} == {(0.6, 0.95, False)}
-    assert {name: one.samples for name, one in settings.items()} == {
-        "gsm8k": 3,
-        "math500": 3,
-        "amc23": 10,
-        "aime25": 10,
-    }

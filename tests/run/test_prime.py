@@ -1,7 +1,6 @@
 """PRIME as a run: resumed bit for bit, composed with any episode advantage, its model written and taken up again."""
 
 import json
-from math import isfinite
 
 import pytest
 
@@ -76,26 +75,6 @@ def test_the_reward_model_is_scored_and_updated_in_each_epoch_as_the_algorithm_i
 
 
 @pytest.mark.slow
-def test_lora_learns_in_each_epoch_too(train):
-    run = train(*PRIME, *QUIET, *LORA, "prime.every=epoch", "training.epochs=2", "training.max_steps=2")
-    assert json.loads((run / "model" / "process_rewards" / "prm.json").read_text())["steps"] == 4
-
-
-@pytest.mark.slow(but=1)
-@pytest.mark.parametrize("advantage", ["grpo", "maxrl", "dca"])
-def test_it_composes_with_any_episode_advantage(train, advantage):
-    steps = rows(train(*PRIME, *QUIET, f"algorithm.advantage_mode={advantage}") / "metrics.jsonl")
-    assert all(isfinite(value) for step in steps for value in step.values())
-    assert not any(step.get("update/nonfinite") for step in steps)
-    assert all({"prm/loss", "prm/reward_mean", "prm/grad_norm"} <= step.keys() for step in steps)
-    assert steps[0]["prm/reward_mean"] == 0.0
-    assert any(step["prm/reward_mean"] != 0 for step in steps[1:])
-    # after the first step process rewards give every answer credit, even where a group's outcomes agree
-    assert steps[-1]["groups/informative"] == 1.0
-    assert abs(steps[-1]["advantage/mean"]) < 1e-5
-
-
-@pytest.mark.slow
 def test_until_the_delay_is_over_the_reward_model_learns_and_the_policy_does_not_see_it(train):
     def weights(run):
         return (run / "model" / "model.safetensors").read_bytes()
@@ -124,13 +103,6 @@ def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_exported_with_what_stands_beside_its_model(train, tmp_path):
-    run = train(*PRIME, *QUIET)
-    export(reopen_trained(run, lambda event, details: None), tmp_path / "copy")
-    assert files(tmp_path / "copy" / "process_rewards") == files(run / "model" / "process_rewards")
-
-
-@pytest.mark.slow
 def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path):
     run = train(*PRIME, "eval.problems=0")
     exported = {}
@@ -151,29 +123,6 @@ def test_a_model_with_another_tokenizer_is_refused(train, tmp_path):
     file.write_text(file.read_text().replace('"+"', '"§"'))
     with pytest.raises(ComponentError, match="another tokenizer"):
         train(*PRIME, *QUIET, f'prime.path="{folder}"', name="second")
-
-
-@pytest.mark.slow
-def test_prompts_outside_the_band_are_replaced_within_bounds(train):
-    options = ("algorithm.filter=accuracy_band", "rollout.resample=uninformative", "rollout.max_resample=2")
-    steps = rows(train(*PRIME, *QUIET, *options) / "metrics.jsonl")
-    for step in steps:
-        assert 12 <= step["rollout/completions"] <= 3 * 12
-        if not step.get("update/skipped"):
-            dropped = sum(step[f"skipped/{name}"] for name in ("all_correct", "all_wrong", "other"))
-            assert step["groups/informative"] * 3 + dropped == step["rollout/completions"] / 4
-
-
-@pytest.mark.slow
-def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
-    said = []
-    train(*PRIME[2:], "eval.problems=0", "training.max_steps=2")
-    changes = ["training.max_steps", "algorithm.transform_mode", "components", "prime"]
-    resume = Resume("auto", allow_change=changes)
-    more = (*PRIME, "eval.problems=0", "training.max_steps=3")
-    run = train(*more, resume=resume, observe=lambda event, details: said.append(str(details)))
-    assert any("the checkpoint has no state of process_rewards" in text for text in said)
-    assert ["prm/loss" in step for step in rows(run / "metrics.jsonl")] == [False, False, True]
 
 
 @pytest.mark.slow

@@ -14,20 +14,6 @@ pytestmark = pytest.mark.numeric
 
 DATA = ("task.name=jsonl", "warmup.steps=0", "eval.problems=0")
 
-SILENT = """
-from retrain.types import Problem
-
-class Counting:
-    def __init__(self, seed):
-        self.seed = seed
-
-    def problem(self, index):
-        return Problem(str(index), f"{index}?\\n", str(index), f"so {index}")
-
-    def heldout(self, count):
-        return []
-"""
-
 
 def content(run):
     return {
@@ -182,22 +168,3 @@ def test_other_problems_under_the_same_path_are_refused_unless_allowed(train, da
     assert any("resuming with task.data" in text for text in said)
     assert any("resuming with model.tokenizer" in text for text in said)
     assert len(rows(run / "metrics.jsonl")) == 3
-
-
-@pytest.mark.slow
-def test_a_run_without_a_checkpoint_says_that_it_starts_over(train, stopped, tmp_path):
-    said, run = [], tmp_path / "runs" / "run"
-    stopped("training.max_steps=2", steps=1)
-    rmtree(run / "checkpoints")
-    train("training.max_steps=2", resume=Resume("auto"), observe=lambda event, details: said.append(str(details)))
-    assert any("starting from step 0" in text for text in said)
-
-
-@pytest.mark.slow
-def test_a_task_that_does_not_tell_what_it_is_made_of_resumes_all_the_same(train, tmp_path, monkeypatch):
-    (tmp_path / "silent_task.py").write_text(SILENT)
-    monkeypatch.chdir(tmp_path)
-    options = ("task.name=silent_task.Counting", "eval.problems=0")
-    train(*options, "training.max_steps=2")
-    allowed = Resume("auto", allow_change=["training.max_steps"])
-    assert len(rows(train(*options, "training.max_steps=3", resume=allowed) / "metrics.jsonl")) == 3

@@ -168,27 +168,6 @@ def test_weights_that_cannot_be_written_end_the_run_with_what_was_trained_saved(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "end"),
-    [
-        ("stop", "step 3 could not be saved either: .* cannot be written: .*"),
-        ("warn", "step 3 could not be saved either$"),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_written_either_hides_no_error(train, servers, options, tmp_path, policy, end):
-    run = tmp_path / "runs" / "run"
-
-    def observe(event, details):
-        if event == "step" and details["step"] == 1:
-            block(run / "vllm" / "model.safetensors")
-            shutil.rmtree(run / "checkpoints", ignore_errors=True)
-            (run / "checkpoints").write_text("")
-
-    with pytest.raises(StorageError, match=rf"model\.safetensors cannot be written: .*; {end}"):
-        train(*options, "checkpoint.every=100", f"checkpoint.on_save_error={policy}", observe=observe)
-
-
-@pytest.mark.slow
 def test_no_checkpoint_is_written_of_a_step_whose_metrics_could_not_be(train, servers, options, tmp_path):
     run = tmp_path / "runs" / "run"
 
@@ -224,16 +203,3 @@ def test_a_run_is_exported_without_its_servers_and_sampled_without_them_if_told_
     here = cli.invoke(app, ["eval", str(run), "--set", "rollout.engine=torch", "--json"])
     assert here.exit_code == 0, here.output
     assert json.loads(here.stdout)["accuracy"] == last["accuracy"]
-
-
-@pytest.mark.slow
-def test_an_engine_that_is_not_installed_keeps_no_model_from_being_exported(train, tmp_path, monkeypatch):
-    run = train("eval.problems=0")
-    file = run / "config.resolved.json"
-    stored = json.loads(file.read_text())
-    stored["rollout"]["engine"] = "vllm"
-    stored["vllm"] = {"lora": "adapter"}
-    file.write_text(json.dumps(stored))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    done = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output

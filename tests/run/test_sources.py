@@ -76,14 +76,10 @@ def own(tmp_path):
 
 FAULTS = {
     "part": "returned 3 of the 4 rollouts of group 0; return all or none",
-    "twice": "a rollout twice",
-    "text": "neither a retrain.types.Rollout nor an ExpertRow",
     "none": "returned None, not a list of rollouts and expert rows",
     "prompts": "group 7 has two prompts",
     "reward": "its reward is not a number from -1e15 to 1e15",
-    "ids": r"positions and \d+ token ids",
     "expert": "no loss term trains on expert rows",
-    "spans": "must be non-empty, in order and between 1 and 3",
     "metric": "taken by the run",
 }
 

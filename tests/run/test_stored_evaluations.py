@@ -88,16 +88,6 @@ def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(train, stoppe
 
 
 @pytest.mark.slow
-def test_problems_of_a_mix_are_told_apart_by_their_label(train):
-    tasks = 'tasks=[{name="addition", label="a"}, {name="addition", label="b", params={min_digits=1}}]'
-    run = train(tasks, "warmup.steps=0", "training.max_steps=0", "task.name=addition")
-    found = stored(run)["step-000000.jsonl.gz"]
-    names = [row["question_id"] for row in found]
-    assert len(set(names)) == len(names)
-    assert {name.partition("/")[0] for name in names} == {"a", "b"}
-
-
-@pytest.mark.slow
 def test_the_page_of_samples_shows_held_out_problems(train):
     run = train("eval.samples=2")
     write_report(run)
@@ -125,18 +115,3 @@ def test_the_report_shows_held_out_problems_before_and_after(train, toml):
             verdict = "right" if row["greedy"]["correct"] else "wrong"
             assert f"after {step} steps: greedy, {verdict}, {row['greedy']['length']} tokens" in section
             assert row["greedy"]["prediction"] in section
-
-
-@pytest.mark.slow
-def test_a_sample_is_compared_where_nothing_is_decoded_greedily(train):
-    page = write_report(train("eval.greedy=false")).read_text()
-    assert "one sample each: after 0 steps" in page
-
-
-@pytest.mark.slow
-def test_one_evaluation_alone_has_no_before_and_after(train):
-    run = train()
-    for file in run.glob("eval/step-*.jsonl.gz"):
-        if not file.name.startswith("step-000000"):
-            file.unlink()
-    assert "Before and after" not in write_report(run).read_text()

@@ -69,16 +69,6 @@ def test_an_engine_that_takes_adapters_gets_the_base_once_and_then_adapters(trai
 
 
 @pytest.mark.slow
-def test_adapters_are_sampled_like_merged_weights(train, apart, monkeypatch):
-    options = (*LORA, "rollout.engine=apart_engine.Apart")
-    one = rows(train(*options, name="apart") / "metrics.jsonl")
-    monkeypatch.setattr(apart.Apart, "takes_adapters", False)
-    for mine, theirs in zip(one, rows(train(*options, name="merged") / "metrics.jsonl"), strict=True):
-        assert mine["reward/mean"] == theirs["reward/mean"]
-        assert mine["loss/total"] == pytest.approx(theirs["loss/total"], abs=1e-4)
-
-
-@pytest.mark.slow
 def test_a_run_opened_again_gives_adapters_from_a_checkpoint_and_from_its_final_model(train, apart):
     run = train(*LORA, "rollout.engine=apart_engine.Apart", "eval.every=4")
     apart.CALLS.clear()

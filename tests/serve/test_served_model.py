@@ -1,6 +1,5 @@
 """What an openai client gets from `retrain serve RUN`."""
 
-import gc
 import threading
 from contextlib import closing, contextmanager
 
@@ -138,32 +137,13 @@ def test_the_models_are_one_policy(client):
     ("path", "more", "field"),
     [
         (CHAT, {"temperature": "hot"}, "temperature"),
-        (CHAT, {"temperature": -1}, "temperature"),
-        (CHAT, {"temperature": True}, "temperature"),
-        (CHAT, {"top_p": 0}, "top_p"),
-        (CHAT, {"seed": 1.5}, "seed"),
         (CHAT, {"stop": 5}, "stop"),
-        (CHAT, {"stop": ["a", None]}, "stop"),
-        (CHAT, {"n": 0}, "n"),
-        (CHAT, {"n": 1000}, "n"),
-        (CHAT, {"stream": "yes"}, "stream"),
-        (CHAT, {"logprobs": 1}, "logprobs"),
         (CHAT, {"top_logprobs": 5}, "top_logprobs"),
         (CHAT, {"frequency_penalty": 0.5}, "frequency_penalty"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-        (CHAT, {"min_p": 0.1}, "min_p"),
-        (CHAT, {"messages": "hello"}, "messages"),
-        (CHAT, {"messages": []}, "messages"),
-        (CHAT, {"messages": None}, "messages"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
-        (TEXT, {"prompt": 5}, "prompt"),
-        (TEXT, {"prompt": [10**9]}, "prompt"),
-        (TEXT, {"prompt": ""}, "prompt"),
-        (TEXT, {"prompt": []}, "prompt"),
         (TEXT, {"echo": True}, "echo"),
-        (TEXT, {"best_of": 4}, "best_of"),
         (TEXT, {"logprobs": 5}, "logprobs"),
-        (TEXT, {"messages": [user("1+1=")]}, "messages"),
     ],
 )
 def test_a_field_that_cannot_be_honoured_is_named(url, path, more, field):
@@ -171,13 +151,6 @@ def test_a_field_that_cannot_be_honoured_is_named(url, path, more, field):
     status, answer = post(url, path, {**body, "max_tokens": 2, **more})
     assert (status, answer["error"]["param"]) == (400, field)
     assert field in answer["error"]["message"] or field in ("messages", "prompt")
-
-
-def test_half_of_a_surrogate_pair_is_refused(url):
-    for path, body in ((CHAT, {"messages": [user("\ud800")]}), (TEXT, {"prompt": "1\udfff"})):
-        status, answer = post(url, path, body)
-        assert (status, "surrogate" in answer["error"]["message"]) == (400, True)
-    assert post(url, TEXT, {"prompt": "1\U0001f600+1=", "max_tokens": 2})[0] == 200, "a whole pair is a character"
 
 
 def test_fields_without_effect_are_accepted(client):

@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.system.process import ThreadWaiting, _busy_seconds, cpu_threads, thread_waiting
-from tests.waiting import until
+from retrain.system.process import ThreadWaiting, cpu_threads, thread_waiting
 
 TINY, SMALL, LARGE = 1_400_000, 20_000_000, 135_000_000
 
@@ -76,18 +75,6 @@ def test_threads_spin_where_other_processes_leave_the_cores_idle(undecided, busy
     assert settings() == {"OMP_WAIT_POLICY": "passive"} | chosen
 
 
-def test_one_thread_or_an_unknown_load_decides_nothing(undecided, cores, monkeypatch):
-    for busy_seconds, count, threads in ((lambda: None, 4, None), (lambda: 0.0, 1, None), (lambda: 0.0, 4, "1")):
-        cores(count)
-        if threads:
-            monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        waiting = ThreadWaiting(busy_seconds)
-        waiting.sleep()
-        waiting.spin_if_quiet()
-        assert settings() == {"OMP_WAIT_POLICY": "passive"}
-        del os.environ["OMP_WAIT_POLICY"]
-
-
 @pytest.mark.parametrize("name", WAITING)
 def test_whoever_has_said_how_threads_wait_has_decided(undecided, name):
     value = os.environ[name] = "active" if name == "OMP_WAIT_POLICY" else "7"
@@ -96,18 +83,6 @@ def test_whoever_has_said_how_threads_wait_has_decided(undecided, name):
     waiting.spin_if_quiet()
     assert settings() == {name: value}
     assert waiting.reason == f"{name}={value} (from the environment)"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc/stat")
-def test_the_load_of_other_processes_is_seen():
-    began = time.monotonic()
-    while time.monotonic() < began + 0.3:  # this process is busy
-        pass
-    before = _busy_seconds()
-    assert before is not None
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-        until(lambda: (_busy_seconds() or 0.0) > before + 0.3)
-        other.kill()
 
 
 def test_the_command_lets_threads_sleep_before_torch_is_imported():

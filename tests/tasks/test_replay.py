@@ -53,13 +53,6 @@ def test_stored_groups_stand_in_for_groups_of_equal_rewards():
     assert metrics == {"replay/groups": 2, "replay/stored": 3, "replay/staleness": 1}
 
 
-def test_a_step_in_which_all_rewards_differ_replays_nothing():
-    source = replay(prompts=2, share=1.0)
-    step = [*group(0, 1.0, 0.0), *group(1, 1.0, 0.0)]
-    source.take(0, step)
-    assert source.take(1, step)[0] == step
-
-
 def test_failed_rollouts_are_not_stored():
     source = replay(prompts=1, share=1.0)
     source.take(0, group(0, 1.0, 0.0, None))
@@ -74,13 +67,6 @@ def test_a_group_that_was_replayed_waits_until_the_others_were(priority, order):
         source.take(step, group(0, best, 0.0))
     found = [source.take(3 + n, group(0, 0.0, 0.0))[0][0].reward for n in range(4)]
     assert found == [*order, order[0]]
-
-
-def test_of_equal_groups_the_youngest_is_replayed():
-    source = replay(prompts=1, share=1.0)
-    for step in range(3):
-        source.take(step, of_version(group(0, 1.0, 0.0), step))
-    assert source.take(3, group(0, 0.0, 0.0))[1]["replay/staleness"] == 1
 
 
 def test_old_groups_are_given_up():

@@ -30,12 +30,6 @@ def test_a_task_without_end_gives_the_sizes_asked_for_and_disjoint_sides(seed):
     assert prompts(val) == prompts(select(Addition(seed + 1), 40, 15)[1])  # whatever the seed
 
 
-def test_a_small_range_has_fewer_problems_than_asked_for():
-    train, val = select(Addition(0, min_digits=1, max_digits=1), 500, 50)
-    assert len(train) + len(val) == 81
-    assert not set(prompts(train)) & set(prompts(val))
-
-
 def test_rows_without_heldout_ones_are_divided_by_hash(tmp_path):
     path = file_of(tmp_path, 60)
     train, val = select(Jsonl(3, path=path, heldout_fraction=0.0), val_size=20)
@@ -64,11 +58,6 @@ def test_equal_prompts_count_once(tmp_path):
     assert len(distinct(train * 3)) == 1
 
 
-def test_one_problem_cannot_be_divided(tmp_path):
-    with pytest.raises(DataError, match="0 problems are left to train on"):
-        select(Jsonl(0, path=file_of(tmp_path, 1), heldout_fraction=0.0))
-
-
 def test_a_row_serves_three_readers():
     problem = Problem("7", "1+1?", "2", solution="so 2", extra={"level": 3, "label": "mine"})
     (row,) = rows([problem], "train", "sums", "arithmetic")
@@ -83,13 +72,6 @@ def test_a_row_serves_three_readers():
         "so 2",
         3,
     )
-
-
-def test_messages_stay_messages():
-    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1?"}]
-    (row,) = rows([Problem("7", chat, "2")], "val", "sums", "math")
-    assert (row["prompt"], row["question"]) == (chat, "1+1?")
-    assert "solution" not in row
 
 
 def test_final_answer_takes_what_follows_the_marks():
@@ -112,15 +94,6 @@ def test_the_tasks_of_this_package_read_the_files_back(tmp_path, kind, encode, f
         back = found[problem.id]
         assert back.prompt == (problem.prompt if field == "question" else [{"role": "user", "content": problem.prompt}])
         assert (back.answer, back.solution) == (problem.answer, problem.solution)
-
-
-def test_parquet_reads_as_the_readers_of_other_trainers_do(tmp_path):
-    import pyarrow.parquet as pq
-
-    made = rows(select(Addition(0), 3, 2)[0], "train", "addition", "math")
-    publish(tmp_path, {"train.parquet": as_parquet(made)})
-    (first, *_) = pq.read_table(tmp_path / "train.parquet").to_pylist()
-    assert first == made[0]
 
 
 def test_problems_of_gym_keep_what_their_scorer_needs(tmp_path):
@@ -159,9 +132,3 @@ def test_a_folder_in_the_place_of_a_file_is_a_storage_error(tmp_path, force):
     with pytest.raises(StorageError, match="b is a directory"):
         publish(tmp_path, {"a": b"1", "b": b"2"}, force)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
-
-
-def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="cannot be written"):
-        publish(tmp_path / "file", {"a": b"1"})

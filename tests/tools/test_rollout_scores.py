@@ -94,15 +94,9 @@ def test_k_above_n_names_every_row_that_has_too_few(tmp_path):
 
 BAD = {
     '{"predictions": ["1"], "lengths": [1]}': 'no field "ground_truth" or "answer"',
-    '{"lengths": [1], "answer": "1"}': 'no field "predictions"',
-    '{"predictions": [], "lengths": [], "answer": "1"}': "at least 1 item",
-    '{"predictions": ["1", 2], "lengths": [1, 1], "answer": "1"}': "predictions[1]: expected text, got int",
     '{"predictions": ["1", "2"], "lengths": [1], "answer": "1"}': "1 lengths for 2 predictions",
     '{"predictions": ["1"], "lengths": [true], "answer": "1"}': "lengths[0]: expected an integer, got bool",
-    '{"predictions": ["1"], "lengths": [-1], "answer": "1"}': "expected a number that is not negative",
-    '{"predictions": ["1"], "lengths": [1], "answer": ["1"]}': "answer: expected text, got list",
     '{"predictions": ["1", "2"], "lengths": [1, 1], "answer": "1", "correct": [true]}': "1 correct for 2 predictions",
-    "[1, 2]": "expected an object",
     "{": "not JSON",
 }
 
@@ -125,19 +119,6 @@ def test_all_malformed_rows_are_told_with_their_lines(tmp_path):
         assert problem in line
 
 
-def test_rows_with_one_reason_are_one_line(tmp_path):
-    path = tmp_path / "r.jsonl"
-    path.write_text("{}\n" * 30)
-    with pytest.raises(DataError, match=r"and 29 more rows\)\n.*30 bad rows"):
-        score_file(str(path))
-
-
-def test_an_empty_file_is_refused(tmp_path):
-    (tmp_path / "r.jsonl").touch()
-    with pytest.raises(DataError, match="no rows"):
-        score_file(str(tmp_path / "r.jsonl"))
-
-
 def paired(tmp_path, ours, theirs):
     return [score_file(write(tmp_path / f"{name}.jsonl", rows)) for name, rows in (("ours", ours), ("theirs", theirs))]
 
@@ -157,13 +138,3 @@ def test_problems_are_paired_by_id_whatever_their_order(tmp_path):
 def test_two_answers_to_one_problem_are_refused(tmp_path):
     with pytest.raises(DataError, match="different problems"):
         compare(*paired(tmp_path, [row("1", "1")], [row("2", "2")]))
-
-
-def test_nothing_in_common_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no problem in common"):
-        compare(*paired(tmp_path, [row("1", "1", id="a")], [row("1", "1", id="b")]))
-
-
-def test_an_id_that_occurs_twice_is_refused(tmp_path):
-    with pytest.raises(DataError, match="is taken by"):
-        compare(*paired(tmp_path, [row("1", "1", id="a")] * 2, [row("1", "1", id="a")]))

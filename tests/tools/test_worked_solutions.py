@@ -7,7 +7,7 @@ import pytest
 from retrain.config.load import load
 from retrain.data.addition import is_heldout
 from retrain.data.expert_file import read_experts
-from retrain.errors import DataError, StorageError
+from retrain.errors import DataError
 from retrain.tools.worked_solutions import export_solutions
 
 
@@ -45,13 +45,6 @@ def test_correct_only_leaves_the_mistakes_out(export):
     assert right(everything[-1]), "it looks no further than it has to"
 
 
-def test_an_expert_that_makes_no_mistakes(export):
-    done, rows = export(50, "addition.p_quick=0.0", "addition.p_slip=0.0", correct_only=True, form="prompt")
-    assert done.rows == done.solutions == 50
-    assert all(row.solution.startswith("let me think") for row in rows)
-    assert all(isinstance(row.prompt, str) for row in rows)
-
-
 def test_a_task_with_few_problems_gives_each_once(export, tmp_path):
     chat = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1?"}]
     lines = [{"prompt": f"{n}?", "answer": str(n), "solution": f"so {n}"} for n in range(5)]
@@ -69,8 +62,3 @@ def test_a_task_with_few_problems_gives_each_once(export, tmp_path):
     (tmp_path / "few.jsonl").write_text('{"prompt": "1?", "answer": "1"}\n')
     with pytest.raises(DataError, match="has no worked solution"):
         export(100, *options)
-
-
-def test_a_place_that_cannot_be_written(export, tmp_path):
-    with pytest.raises(StorageError, match="cannot be written"):
-        export(1, file=tmp_path)

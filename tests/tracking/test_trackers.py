@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-import retrain.tracking.trackers as trackers
 from retrain.errors import MissingExtraError
 from retrain.registry import bind, find
 from tests.forks import PYTHON
@@ -84,19 +83,6 @@ def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path
     assert "WARNING" not in done.stderr
 
 
-def test_wandb_looks_for_a_key_without_reading_it(tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert not trackers._wandb_key()
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert trackers._wandb_key()
-    (tmp_path / ".netrc").write_text("nonsense\n")
-    assert not trackers._wandb_key()
-    monkeypatch.setenv("WANDB_API_KEY", "x")
-    assert trackers._wandb_key()
-
-
 def test_tensorboard_writes_every_scalar(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -150,10 +136,3 @@ def test_a_resumed_run_replaces_its_steps_in_tensorboard(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(one.step, one.value) for one in events.Scalars("reward/mean")] == [(0, 1.0), (1, 2.0), (2, 2.0)]
-
-
-@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
-def test_closing_an_unused_tracker_does_nothing(tmp_path, name):
-    pytest.importorskip(name, reason="`make test` does not install trackio")
-    built(name, tmp_path).close()
-    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from retrain.errors import DataError
 from retrain.rewards.text import format_matches
-from retrain.training.chat import Chat, plain_text
+from retrain.training.chat import Chat
 from retrain.types import Problem
 from tests.make_checkpoint import make_tokenizer
 
@@ -46,11 +46,6 @@ def test_all_turns_are_imitated_as_one_row_that_reads_like_the_template():
     assert row.ids == model.conversation(Problem("f:1", [USER, SAID, MORE], "", "six")).ids
 
 
-def test_a_greeting_is_no_answer():
-    row = loaded().conversation(Problem("f:1", [SAID, USER], "", "three"), all_turns=True)
-    assert len(row.spans) == 1
-
-
 def test_without_a_template_one_turn_of_the_user_is_a_text_prompt():
     model = loaded(chat=False)
     plain = model.conversation(Problem("f:1", USER["content"], "", "three"))
@@ -66,19 +61,6 @@ def test_a_template_that_refuses_messages_is_an_error_of_the_data():
         model.prompt(MESSAGES)
 
 
-@pytest.mark.parametrize("prompt", [[USER, SAID, MORE], [{"role": "system", "content": "add"}, USER]])
-def test_other_messages_need_a_template(prompt):
-    with pytest.raises(DataError, match=r"f:7: .*there is no chat template"):
-        loaded(chat=False).conversation(Problem("f:7", prompt, "", "six"))
-
-
-def test_what_a_template_refuses_is_named_with_its_line():
-    model = loaded()
-    model.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match=r"f:3: .*roles must alternate"):
-        model.conversation(Problem("f:3", [USER], "", "six"))
-
-
 def test_a_template_that_rewrites_history_makes_no_row_of_all_turns():
     model = loaded()
     model.tokenizer.chat_template = (
@@ -89,13 +71,6 @@ def test_a_template_that_rewrites_history_makes_no_row_of_all_turns():
     assert len(model.conversation(problem).spans) == 1
     with pytest.raises(DataError, match=r"f:2: the chat template renders an earlier turn differently"):
         model.conversation(problem, all_turns=True)
-
-
-def test_plain_prompt_is_tokenized_as_it_is():
-    chat = loaded(chat=False)
-    prompt = chat.prompt("1+2?\n")
-    assert prompt.text == "1+2?\n"
-    assert chat.decode(prompt.ids) == prompt.text
 
 
 def test_a_text_that_begins_with_the_first_token_has_it_once():
@@ -115,17 +90,6 @@ def test_variables_reach_the_template_in_every_rendering():
     chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}" + end
     assert chat.prompt("1+2?").text == "1+2?:False"
     assert chat.conversation(Problem("f:1", [USER], "", "six")).prompt_ids == tuple(chat.prompt([USER]).ids)
-
-
-def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
-    from tokenizers.processors import TemplateProcessing
-
-    chat = loaded(chat=False)
-    chat.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|user|> $A <|eos|>", special_tokens=[("<|user|>", 3), ("<|eos|>", 1)]
-    )
-    assert chat.tokenizer("hi")["input_ids"][-1] == 1
-    assert list(chat.prompt("hi").ids) == chat.tokenizer("hi")["input_ids"][:-1]
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
@@ -166,11 +130,6 @@ def test_template_that_rewrites_the_prompt_is_noticed():
     assert loaded(chat=False).warning("1+2?") is None
     chat.tokenizer.chat_template = "{{ messages | length }}: {{ messages[0]['content'] }}"
     assert "'1: 1+2?' becomes '2: 1+2?'" in (chat.warning("1+2?") or "")
-
-
-def test_messages_as_plain_text():
-    assert plain_text("1+2?") == "1+2?"
-    assert plain_text(MESSAGES) == "be short\n1+2?\n"
 
 
 def test_what_the_template_writes_is_known_and_hidden_from_rewards():

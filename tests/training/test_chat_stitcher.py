@@ -96,15 +96,6 @@ def test_what_is_said_writes_no_special_token(name):
     assert short.startswith(f"so{next(iter(special.values()))}")
 
 
-def test_text_whose_characters_have_several_tokens_each_is_cut_too():
-    model = chat(FAMILIES["chatml"])
-    text = "🙂" * 100
-    assert len(text) < 150 < len(model.encode(text))
-    [(_, short)] = ChatStitcher(model).short([("user", text)], 150)
-    assert "🙂" * 10 in short
-    assert len(short) < 100
-
-
 def test_text_without_a_template_is_tokenized_as_it_is():
     model = chat(None)
     bridge = ChatStitcher(model)

@@ -1,9 +1,6 @@
 """The process reward model: its scores, losses and gradients, when it learns, its state, and adapters."""
 
-import gc
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain import registry
-from retrain.errors import StorageError
 from retrain.registry import find
 from retrain.storage import checkpoint
 from retrain.training import prm as prm_module
@@ -103,13 +99,6 @@ def test_rewards_are_scaled_log_ratios_and_zero_at_the_start():
     assert score(prm, batch)[~batch.response_mask].tolist() == [0.0] * int((~batch.response_mask).sum())
 
 
-def test_scoring_changes_nothing():
-    prm = moved(build(make_policy()), judged())
-    before, first = weights(prm.model), score(prm, judged(seed=3))
-    assert torch.equal(score(prm, judged(seed=3)), first)
-    assert equal(weights(prm.model), before)
-
-
 def test_published_loss_and_gradient():
     rows, beta = CASE["input"], CASE["input"]["beta"]
     phi = torch.tensor(rows["prm"], dtype=torch.float64, requires_grad=True)
@@ -162,13 +151,6 @@ def test_gradient_is_that_of_the_literal_loss(kind, correct):
     assert metrics["prm/loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-5)
-
-
-def test_gradients_are_clipped_to_the_norm_of_their_own():
-    batch = judged()
-    metrics, found = caught_gradients(build(make_policy(), max_grad_norm=1e-3), batch)
-    assert metrics["prm/grad_norm"] > 0.1
-    assert torch.stack([value.norm() for value in found.values()]).norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_micro_batches_and_row_order_change_nothing():
@@ -251,13 +233,6 @@ def test_experts_do_not_train_it():
     assert learn(with_experts, policy_rows.rows(torch.arange(8, 12))) == {}
 
 
-def test_without_an_opposite_there_is_nothing_to_compare():
-    prm, batch = build(make_policy(), loss="dpo"), judged(correct=[1, 1, 1, 1, 0, 0, 0, 0])
-    start = weights(prm.model)
-    assert learn(prm, batch) == {"prm/reward_mean": 0.0}
-    assert equal(weights(prm.model), start)
-
-
 def test_a_loss_that_is_not_finite_changes_nothing():
     prm, batch = build(make_policy()), judged()
     start = weights(prm.model)
@@ -277,14 +252,6 @@ def test_reference_frozen_or_the_policy_of_the_moment():
     torch.testing.assert_close(score(following, batch), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_one_frozen_copy_serves_every_signal_that_asks():
-    policy = make_policy()
-    build(policy)
-    size = len(_like_embedding(policy))
-    find("signal", "ref_logprobs").bind().build({"policy": policy})
-    assert len(_like_embedding(policy)) == size
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])
 def test_resume_is_bit_exact_through_a_checkpoint(lora, tmp_path):
@@ -301,26 +268,7 @@ def test_resume_is_bit_exact_through_a_checkpoint(lora, tmp_path):
     assert equal(weights(second.model), weights(straight.model))
 
 
-def test_resume_with_another_initial_model_is_refused():
-    one = build(make_policy())
-    other = build(TorchPolicy(make_model(seed=1), PolicySettings()))
-    with pytest.raises(StorageError, match="initial model changed"):
-        other.load_state_dict(one.state_dict())
-
-
-def test_registration_does_not_import_torch():
-    code = "import retrain.training.prm, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 # With LoRA: two adapters, one base.
-
-
-def _like_embedding(policy):
-    gc.collect()
-    shape = policy.model.get_input_embeddings().weight.shape
-    found = [value for value in gc.get_objects() if type(value) is torch.nn.Parameter]
-    return {value.data_ptr() for value in found if value.shape == shape}
 
 
 def test_policy_is_bit_identical_with_and_without_a_process_reward_model_beside_it():
@@ -350,25 +298,6 @@ def test_policy_is_bit_identical_with_and_without_a_process_reward_model_beside_
     assert not any(module.training for module in beside.model.modules())
 
 
-def test_its_adapter_is_all_that_it_trains_and_the_base_is_shared():
-    policy = make_policy({})
-    bases = _like_embedding(policy)
-    prm = build(policy)
-    assert prm.model.model is policy.model
-    assert _like_embedding(policy) == bases
-    own = prm.model.optimizer.parameters
-    assert own.keys() == prm.state_dict()["model"]["model"].keys()
-    assert all(".prm." in name for name in own)
-    assert {id(p) for p in own.values()}.isdisjoint(id(p) for p in policy.optimizer.parameters.values())
-    base = {name: value.clone() for name, value in policy.reference_weights().items()}
-    moved(prm, judged())
-    assert equal(policy.reference_weights(), base)
-    assert equal(policy.weights(), base)
-    assert {name for name, p in policy.model.named_parameters() if p.requires_grad} == {
-        name for name, p in policy.model.named_parameters() if ".default." in name
-    }
-
-
 def test_scores_of_the_adapter_are_those_of_its_merged_weights():
     policy, batch = make_policy({}), judged()
     prm = build(policy)
@@ -381,20 +310,6 @@ def test_scores_of_the_adapter_are_those_of_its_merged_weights():
     expected = 0.5 * (own_logprobs(merged, batch) - own_logprobs(make_model(), batch))
     torch.testing.assert_close(score(prm, batch), expected, rtol=1e-3, atol=1e-4)
     assert score(prm, batch).abs().max() > 0.01
-
-
-def test_saved_adapter_of_the_policy_is_its_own_alone(tmp_path):
-    import peft
-
-    policy, batch = make_policy({}), judged()
-    prm = moved(build(policy), batch)
-    policy.update(batch, make_objective())
-    policy.save_adapter(tmp_path)
-    assert not (tmp_path / "prm").exists()
-    loaded = peft.PeftModel.from_pretrained(make_model(), str(tmp_path)).base_model.model
-    expected = policy.logprobs(batch)["old_logprobs"]
-    torch.testing.assert_close(own_logprobs(loaded, batch), expected, rtol=1e-4, atol=1e-4)
-    assert prm.model.step == 2
 
 
 @pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])

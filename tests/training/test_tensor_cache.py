@@ -1,4 +1,3 @@
-import json
 import multiprocessing
 
 import pytest
@@ -77,23 +76,6 @@ def test_failed_build_leaves_no_entry():
     assert not cached("warmup", FACTS, lambda: TENSORS)[1]
 
 
-def test_unwritable_cache_still_gives_the_tensors(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "file"))
-    built, hit = cached("warmup", FACTS, lambda: TENSORS)
-    assert not hit
-    assert same(built, TENSORS)
-
-
-def test_entry_that_cannot_be_put_in_place_is_given_up(tmp_path):
-    def build():
-        entry().write_text("a file stands where the entry should go")
-        return TENSORS
-
-    assert not cached("warmup", FACTS, build)[1]
-    assert {path.name for path in entry().parent.iterdir()} == {entry().name, f"{entry().name}.lock"}
-
-
 def build_until_another_waits(log):
     waiting = log.with_suffix(".waiting")
 
@@ -117,13 +99,3 @@ def test_concurrent_processes_build_once(tmp_path):
     assert [worker.exitcode for worker in workers] == [0] * 4
     assert log.read_text() == "built\n"
     assert log.with_suffix(".waiting").exists()
-
-
-def test_entry_states_what_it_depends_on():
-    cached("warmup", FACTS, lambda: TENSORS)
-    assert json.loads((entry() / "facts.json").read_text()) == FACTS
-
-
-def test_cache_lives_in_the_home_directory_unless_told_otherwise(monkeypatch):
-    monkeypatch.delenv("RETRAIN_CACHE")
-    assert cache_root().parts[-2:] == (".cache", "retrain")

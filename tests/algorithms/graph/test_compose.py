@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from retrain import TransformOutput, compute_composable_advantages
@@ -79,16 +77,6 @@ def test_plug_ins_by_dotted_path(tmp_path, monkeypatch):
     assert TransformOutput([]).extra_metrics == {}
 
 
-def test_the_kind_of_uncertainty_can_be_chosen():
-    found = compose(transform_mode="gtpo", uncertainty_kind="predictive_variance").token_advs[2]
-    h = [math.exp(lp) * (1 - math.exp(lp)) for lp in LOGPROBS[2]]
-    assert found == pytest.approx(credit.gtpo(0.25, h, 0.1), abs=1e-12)
-    with pytest.raises(ComponentError, match='uncertainty "shannon_entropy" reads entropy'):
-        compose(transform_mode="gtpo", uncertainty_kind="shannon_entropy")
-    with pytest.raises(ComponentError, match='did you mean "surprisal"'):
-        compose(uncertainty_kind="suprisal")
-
-
 def test_vanilla_is_another_name_of_grpo_std():
     assert compose(advantage_mode="vanilla").token_advs == compose(advantage_mode="grpo_std").token_advs
     with pytest.raises(ComponentError, match='did you mean "vanilla"'):
@@ -106,29 +94,11 @@ def test_edges():
     ("changes", "message"),
     [
         ({"logprobs_G": [[-1.0]]}, "logprobs_G has 1 entries for 2 rewards"),
-        ({"planning_masks_G": [[0], [1], [0]]}, "planning_masks_G has 3 entries for 2 rewards"),
         ({"planning_masks_G": [[0], [0, 1]]}, r"planning_masks_G\[1\] has 2 entries for 1 log-probs"),
         ({"lengths_G": [1]}, "lengths_G has 1 entries for 2 rewards"),
-        ({"correct_G": [True] * 3}, "correct_G has 3 entries for 2 rewards"),
     ],
 )
 def test_lists_that_do_not_fit_together_are_named(changes, message):
     fitting = {"rewards_G": [1, 0], "logprobs_G": [[-1.0], [-2.0]], "planning_masks_G": [[0], [1]]}
     with pytest.raises(ValueError, match=message):
         compute_composable_advantages(**(fitting | changes))
-
-
-def test_parameters_reach_their_own_transform_only_and_typos_are_errors():
-    from retrain.registry import transform
-
-    @transform("with_its_own_beta")
-    def with_its_own_beta(advantages, *, beta: float = 0.5):
-        return advantages * beta
-
-    group = ([1.0, 0.0], [[-0.1], [-0.2]], [[0], [0]])
-    found = compute_composable_advantages(*group, transform_mode="with_its_own_beta", gtpo_beta=0.1)
-    assert found.token_advs == [[0.25], [-0.25]]
-    with pytest.raises(ComponentError, match="rhoo"):
-        compute_composable_advantages(*group, transform_mode="surprisal_mask", transform_params={"rhoo": 0.2})
-    with pytest.raises(ComponentError, match="epss"):
-        compute_composable_advantages(*group, advantage_mode="maxrl", advantage_params={"epss": 0.2})

@@ -63,16 +63,6 @@ def test_a_context_holds_the_group_without_padding():
     assert rows_of(batch)[2] == pytest.approx([1 / 3] * 3)
 
 
-def test_a_context_algorithm_starts_from_rewards():
-    def mine(ctx):
-        return TransformOutput(
-            [[r + 1] * len(row) for r, row in zip(ctx.episode_advantages, ctx.logprobs_G, strict=True)]
-        )
-
-    batch, _ = pipeline(algorithm=plain("algorithm", mine)).credit(example())
-    assert rows_of(batch) == [[2, 2], [1], [2, 2, 2], [2, 2]]
-
-
 def test_an_algorithm_may_read_rewards_g_and_return_an_algorithm_output():
     def mine(ctx: AlgorithmContext) -> AlgorithmOutput:
         rows = [[ctx.rewards_G[i] for _ in logprobs] for i, logprobs in enumerate(ctx.logprobs_G)]
@@ -104,12 +94,8 @@ def test_a_context_transform_must_not_undo_earlier_stages():
     ("result", "match"),
     [
         ([1.0], r"1 advantages for 3"),
-        (None, "NoneType, not a list of 3"),
-        ("abc", "str"),
         ([1.0, "x", 1.0], r"advantages\[1\] is 'x', not a number"),
-        ([1.0, None, 1.0], r"advantages\[1\] is None"),
         ([1.0, math.nan, 1.0], r"advantages\[1\] is nan, not a finite number"),
-        ([[1.0], [1.0], [1.0]], r"advantages\[0\] is \[1.0\]"),
     ],
 )
 def test_an_unusable_advantage_names_function_and_group(result, match):
@@ -125,12 +111,8 @@ def test_an_unusable_advantage_names_function_and_group(result, match):
     [
         ([[1.0]], "list of 3 lists"),
         (None, "NoneType instead of a TransformOutput"),
-        (5, "int instead of a TransformOutput"),
         ([1.0, 1.0, 1.0], r"token_advs\[0\] are a float"),
-        (TransformOutput([[1.0, 1.0]]), "list of 3 lists"),
-        (TransformOutput(5), "list of 3 lists"),
         (TransformOutput([[1.0, 1.0], [1.0], [1.0]]), r"1 token_advs\[2\] for 3"),
-        (TransformOutput([[1.0, 1.0], [math.inf], [1.0] * 3]), r"token_advs\[1\]\[0\] is inf"),
         (TransformOutput([[1.0, 1.0], [1.0], [1.0] * 3], [3]), "a list, not a dict of metrics"),
         (TransformOutput([[1.0, 1.0], [1.0], [1.0] * 3], {"a": "b"}), "metric 'a' is 'b', not a number"),
     ],

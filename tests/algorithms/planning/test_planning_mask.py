@@ -86,21 +86,6 @@ def test_the_marked_tokens_are_those_that_overlap_a_phrase(kind):
         assert extra + 1 in whole
 
 
-def test_a_byte_tokenizer_marks_exactly_the_phrases():
-    plain = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]))
-    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=plain)
-    ids = fast.encode(PARAGRAPH)
-    [(marked, _)] = PlanningMask(fast).mark([ids])
-    raw = PARAGRAPH.encode()
-    assert len(ids) == len(raw)
-    expected: set[int] = set()
-    for phrase in PHRASES:
-        start = raw.index(phrase.encode())
-        expected.update(range(start, start + len(phrase.encode())))
-    assert marked == sorted(expected)
-
-
 @cache
 def word_tokenizer(kind):
     """Tokenizers that share nothing but their text: WordPiece, and one token per character."""
@@ -155,18 +140,6 @@ def test_the_marked_characters_are_the_same_for_every_tokenizer(words):
     found = gram_detector(STRATEGIC_GRAMS)([text])[0]
     expected = "".join("#" if any(a <= i < b for a, b, _ in found) else "." for i, c in enumerate(text) if c != " ")
     assert marked["characters"] == expected
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=60)
-@given(st.text(max_size=30), st.sampled_from(["bytes", "metaspace"]))
-def test_pieces_join_to_the_decoded_text(text, kind):
-    fast = tokenizer(kind)
-    ids = fast.encode("a" + text, add_special_tokens=False)
-    anchored = fast.encode("a", add_special_tokens=False)
-    decoded = fast.decode([*anchored, *ids], clean_up_tokenization_spaces=False)
-    prefix = fast.decode(anchored, clean_up_tokenization_spaces=False)
-    assert "".join(TokenText(fast).pieces(ids)) == decoded[len(prefix) :]
 
 
 def test_special_tokens_have_a_text_where_people_look_at_tokens():
@@ -232,10 +205,3 @@ def test_special_tokens_are_no_text():
     ids = [*fast.encode("let me"), fast.eos_token_id, *fast.encode(" think")]
     [(marked, _)] = PlanningMask(fast).mark([[*ids, fast.eos_token_id]])
     assert marked == list(range(len(ids)))
-
-
-def test_own_grams():
-    detector = PlanningMask(tokenizer("bytes"), strategic_grams="carry the one, so we")
-    assert detector.grams == ("carry the one", "so we")
-    assert detector.mark([tokenizer("bytes").encode("let me think")]) == [([], [])]
-    assert PlanningMask(tokenizer("bytes")).mark([[]]) == [([], [])]

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pytest
 
-from retrain.algorithms.planning import semantic
 from retrain.algorithms.planning.gram_pattern import STRATEGIC_GRAMS
 from retrain.algorithms.planning.planning_mask import PlanningMask
-from retrain.algorithms.planning.semantic import EXECUTION_PHRASES, SemanticDetector, read_execution
+from retrain.algorithms.planning.semantic import EXECUTION_PHRASES, SemanticDetector
 from tests.algorithms.planning.test_planning_mask import tokenizer
 
 pytestmark = pytest.mark.numeric
@@ -60,28 +58,9 @@ def test_spans_do_not_overlap_and_texts_do_not_mix(detector):
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
-def test_the_memory_is_bounded_and_changes_nothing(monkeypatch):
-    fresh = SemanticDetector(STRATEGIC_GRAMS, EXECUTION_PHRASES, None, 3, 0.3)
-    first = fresh([TEXT])
-    monkeypatch.setattr(semantic, "_REMEMBERED", 0)
-    assert fresh(["numbers of other colors here"]) == [[]]
-    assert len(fresh._judged) == 3
-    assert fresh([TEXT]) == first
-
-
 def test_tokens_of_the_spans_are_marked():
     fast = tokenizer("bytes")
     ids = fast.encode("12 HMM LET ME THINK 34")
     [(marked, names)] = PlanningMask(fast, detector="semantic", margin=0.5).mark([ids])
     assert "LET ME THINK" in fast.decode([ids[i] for i in marked])
     assert names == ["let me think"]
-
-
-def test_execution_is_read_from_what_an_extraction_wrote(tmp_path):
-    file = tmp_path / "grams.json"
-    file.write_text(json.dumps({"strategic_grams": ["a b"], "metadata": {"execution_grams": ["we add them"]}}))
-    assert read_execution(str(file)) == ("we add them",)
-    for content in ({"strategic_grams": ["a"], "metadata": None}, ["a"], {"metadata": {"execution_grams": []}}):
-        file.write_text(json.dumps(content))
-        assert read_execution(str(file)) == EXECUTION_PHRASES
-    assert read_execution(None) == EXECUTION_PHRASES

@@ -158,12 +158,6 @@ def test_a_campaign_extends_the_run_that_it_names(campaign, tmp_path):
     assert (optimizer.lr, optimizer.weight_decay, training.max_steps) == (3e-5, 0.1, 9)
 
 
-def test_overrides_apply_to_every_run_and_to_the_campaign(campaign):
-    loaded = campaign("[campaign]\nseeds = 5\nmax_steps = 7\n", "training.max_steps=2", "campaign.seeds=[4]")
-    assert {config.config.training.max_steps for config in loaded.configs} == {2}
-    assert loaded.settings.seed_list == [4]
-
-
 def test_a_cells_file_is_the_whole_run(campaign, tmp_path):
     loaded = campaign(
         '[campaign]\nseeds = 2\n[logging]\ntrackers = ["wandb"]\ndir = "out"\n[task]\nname = "addition"\n'
@@ -178,14 +172,6 @@ def test_a_cells_file_is_the_whole_run(campaign, tmp_path):
     wandb = run.tables["wandb"]
     assert (wandb["name"], wandb["group"]) == ("maxrl+gtpo_s1", "maxrl+gtpo")
     assert wandb["tags"] == ["sweep", "maxrl+gtpo"]
-
-
-def test_two_conditions_with_one_seed_differ_in_what_they_set_only(campaign):
-    loaded = campaign("[campaign]\nseeds = 1\n")
-    first, second = (loaded.cell_config(condition, 0) for condition in loaded.conditions[:2])
-    assert first.pop("algorithm") != second.pop("algorithm")
-    assert first.pop("logging") != second.pop("logging")
-    assert first == second
 
 
 def test_all_mistakes_are_told_at_once_each_where_it_was_made(problems, tmp_path):
@@ -219,23 +205,10 @@ advantage_mode = "maxrl"
     ("settings", "why"),
     [
         ('primary = "maxlr"', '2:1 [campaign] primary: no condition other than the baseline is called "maxlr"'),
-        ('primary = "grpo"', '2:1 [campaign] primary: no condition other than the baseline is called "grpo"'),
-        ('primary = "maxrl"\ntasks = ["strategy"]', "2:1 [campaign] primary: a claim needs a condition and a task"),
-        ('claim = "strategy"\ntasks = ["strategy"]', "2:1 [campaign] claim: a claim needs a condition and a task"),
         (
             'claim = "rare"\nprimary = "maxrl"\ntasks = ["strategy"]',
             '2:1 [campaign] claim: no task is called "rare"',
         ),
-        ('claim = "rare"\nprimary = "maxrl"', '2:1 [campaign] claim: no task is called "rare"'),
-        (
-            'claim = "rare"\nprimary = "grpo"\ntasks = ["rare"]',
-            "3:1 [campaign] primary: no condition other than the baseline",
-        ),
-        (
-            'controls = ["maxlr"]\ntasks = ["rare"]',
-            '2:1 [campaign] controls: no condition other than the baseline is called "maxlr"',
-        ),
-        ('controls = ["maxrl"]', "2:1 [campaign] controls: without tasks there are no families of controls"),
         (
             'controls = ["maxrl"]\nprimary = "maxrl"\nclaim = "rare"\ntasks = ["rare"]',
             '2:1 [campaign] controls: "maxrl" is the primary condition',
@@ -256,14 +229,6 @@ transform_mode = "none"
     assert found == [
         "3:1 [campaign] conditions[1]: condition 'again' is the same run as 'grpo'; change or remove one of the two"
     ]
-
-
-def test_a_condition_is_called_by_its_label(problems):
-    found = problems("""[[campaign.conditions]]
-name = "mine"
-advantage_mode = "maxrl"
-""")
-    assert found == ['2:1 [[campaign.conditions]] name: unknown key; did you mean "label"?']
 
 
 def test_two_conditions_need_two_labels_and_an_axis_is_a_list(problems):
@@ -297,39 +262,11 @@ def test_a_grid_that_nobody_could_run_is_refused_at_once(problems, axes):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("campaign = 3\n", "must be a table"),
-        ("[campaign]\nseeds = 10000000000000000000000\n", "use a value <= 1000"),
-        ("[campaign]\nseeds = [1, 1]\n", "listed twice"),
-        ("[campaign]\nslots = 'many'\n", "slots"),
-        ('[[campaign.conditions]]\n"training.seed.x" = 1\n[training]\nseed = 3\n', "[training] seed is not a table"),
-        ("[campaign]\nlease_s = 0\n", "use a value > 0"),
-        (
-            "[campaign]\nmax_steps = 3\n[training]\nmax_steps = 'x'\n",
-            "4:1 [training] max_steps: must be an integer, not",
-        ),
-        ("[campaign]\nmax_steps = 3\n[training]\nmax_steps = -1\n", "4:1 [training] max_steps: -1 is out of range"),
-        ("training = 4\n[campaign]\nmax_steps = 3\n", "must be a table"),
-        ("[training]\nmax_steps = 3\n", "0:0 file: no [campaign] table; add [campaign]"),
-    ],
-)
-def test_other_mistakes(problems, text, expected):
-    assert expected in "\n".join(problems(text))
-
-
-@pytest.mark.parametrize(
     ("flag", "expected"),
     [
         ("gtpo.beta=0.4", "gtpo.beta: condition 'mine' sets this key; change the file instead"),
-        ("gtpo={beta=0.4}", "gtpo: condition 'mine' sets this key; change the file instead"),
-        ("optimizer.lr=1e-3", "optimizer.lr: condition 'mine' sets this key; change the file instead"),
-        ("training.lr=1e-3", "training.lr: condition 'mine' sets this key; change the file instead"),
-        ("training.group_size=2", "training.group_size: condition 'mine,group_size=4' sets this key"),
         ("algorithm.advantage_mode=dca", "algorithm.advantage_mode: condition 'grpo' sets this key"),
         ("training.seed=3", "training.seed: the campaign sets this; list the seeds in [campaign] seeds"),
-        ("training={seed=3}", "training: the campaign sets this; list the seeds in [campaign] seeds"),
-        ("logging.name=x", "logging.name: the campaign sets this; set [campaign] name"),
     ],
 )
 def test_an_override_of_what_the_campaign_or_a_condition_sets_is_refused(problems, flag, expected):
@@ -341,58 +278,15 @@ transform_mode = "gtpo"
 "gtpo.beta" = 0.2
 "training.lr" = 1e-4
 """
-    if "group_size" in flag:
-        text = text.replace("[[", '[campaign.grid]\n"training.group_size" = [4, 8]\n[[', 1).replace("grpo", "maxrl")
-        expected = expected.replace("mine", "maxrl")
     (found,) = problems(text, flag)
     assert found.startswith(f"0:0 {expected}")
 
 
-def test_an_override_of_a_standard_condition_is_refused_and_the_directory_may_be_chosen(campaign, problems):
-    (found,) = problems("[campaign]\n", "algorithm.transform_mode=gtpo")
-    assert "condition 'grpo' sets this key" in found
-    assert str(campaign("[campaign]\n", "logging.dir=there", "gtpo.beta=0.4").directory) == "there/sweep"
-
-
-def test_what_the_campaign_sets_is_no_matter_of_a_condition_or_an_axis(problems):
-    text = """[campaign]
-max_steps = 5
-[campaign.grid]
-"training.seed" = [1, 2]
-[[campaign.conditions]]
-advantage_mode = "grpo"
-"logging.name" = "x"
-training.max_steps = 3
-[[campaign.conditions]]
-advantage_mode = "maxrl"
-[campaign.conditions.logging]
-dir = "there"
-"""
-    found = [line for line in problems(text) if "the campaign sets this" in line]
-    assert [line.split(": the")[0] for line in found] == [
-        "4:1 [campaign.grid] training.seed",
-        "7:1 [[campaign.conditions]] logging.name",
-        "8:10 [[campaign.conditions.training]] max_steps",
-        "12:1 [[campaign.conditions.logging]] dir",
-    ]
-    assert found[2].endswith("remove it, or [campaign] max_steps")
-
-
-def test_a_condition_may_set_the_steps_where_the_campaign_does_not(campaign):
-    loaded = campaign("[campaign.grid]\n'training.max_steps' = [3, 4]\n")
-    assert {config.config.training.max_steps for config in loaded.configs} == {3, 4}
-
-
-@pytest.mark.parametrize("label", ["a\\nb", "a\\u0007", "\\u001b[31ma", "a\\u2028b", "a\\n"])
+@pytest.mark.parametrize("label", ["a\\nb", "\\u001b[31ma"])
 def test_a_label_is_printable(problems, label):
     (found,) = problems(f'[[campaign.conditions]]\nlabel = "{label}"\nadvantage_mode = "grpo"\n')
     assert found.startswith("2:1 [[campaign.conditions]] label: ")
     assert "the label has a line break or another character that cannot be printed" in found
-
-
-def test_a_label_made_from_values_is_printable(campaign):
-    text = '[[campaign.conditions]]\nadvantage_mode = "grpo"\n"model.revision" = "a\\nb"\n'
-    assert labels(campaign(text)) == ['grpo,revision="a\\nb"']
 
 
 def test_a_file_in_the_place_of_the_directory_is_a_storage_error(campaign, tmp_path):
@@ -439,12 +333,6 @@ def test_the_command_that_repeats_a_campaign_means_the_same_runs(campaign, tmp_p
     )
 
 
-def test_a_value_that_an_axis_lists_twice_is_told_once(problems):
-    axes = '[campaign]\n[campaign.grid]\n"optimizer.lr" = [1e-4, 2e-4, 1e-4]\n"training.group_size" = [4, 8]\n'
-    [said] = problems(axes)
-    assert said == "3:31 [campaign.grid] optimizer.lr[2]: 0.0001 is listed twice; remove one of the two"
-
-
 def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
     (tmp_path / "other.toml").write_text("[campaign]\nseeds = 2\n")
     said = problems('[campaign]\nbase = "other.toml"\n')
@@ -453,14 +341,6 @@ def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
         load(tmp_path / "other.toml")
     (tmp_path / "broken.toml").write_text("[campaign")
     assert not is_campaign(tmp_path / "broken.toml")
-
-
-def test_a_plug_in_that_cannot_be_imported_shows_its_traceback(campaign, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('on import')\n")
-    with pytest.raises(ConfigError, match=r"sweep\.toml:2:.*RuntimeError: on import") as caught:
-        campaign('[[campaign.conditions]]\nadvantage_mode = "broken_plugin.mine"\n')
-    assert "raise RuntimeError" in "\n".join(caught.value.__notes__)
 
 
 SHARED = """
@@ -489,37 +369,11 @@ def test_what_one_condition_reads_may_stand_in_the_base_and_is_left_out_of_the_o
         assert load(tmp_path / "cell.toml").unread == {}
 
 
-def test_what_every_run_observes_is_read_by_every_run(campaign):
-    loaded = campaign(
-        SHARED.replace('["process_rloo"]', '"hicra"').partition("[prime]")[0] + "[hicra]\nsg_n_range = [2, 3]\n"
-    )
-    assert [loaded.cell_config(one, 0)["planning"] for one in loaded.conditions] == [{"sg_n_range": [2, 3]}] * 2
-
-
 def test_what_no_condition_reads_is_refused_where_it_stands(problems):
     assert problems(SHARED + "[dca]\nbeta = 0.1\n") == [
         '14:1 [dca] beta: nothing in this run reads it; use advantage "dca_grpo" or "dca" or "dca_rloo", '
         "or remove the key"
     ]
-
-
-def test_what_a_condition_says_must_be_read_by_itself(problems):
-    text = SHARED.replace('label = "plain"', 'label = "plain"\n"prime.norm" = "none"')
-    (problem,) = problems(text)
-    assert problem.startswith("7:1 [[campaign.conditions]] prime.norm: nothing in this run reads it; ")
-
-
-def test_a_value_of_an_axis_must_be_read_by_some_condition(campaign, problems):
-    grid = '[campaign.grid]\n"{}" = [0.1, 0.2]\n'
-    assert len(campaign(SHARED.replace("beta = 0.1\n", "") + grid.format("prime.beta")).conditions) == 4
-    assert [problem.split(":")[0] for problem in problems(SHARED + grid.format("dca.beta"))] == ["14", "14"]
-
-
-def test_an_override_of_a_campaign_must_be_read_and_may_put_readers_out_of_use(campaign, problems):
-    (problem,) = problems(SHARED, "dca.beta=0.1")
-    assert problem.startswith("0:0 [dca] beta: nothing in this run reads it; ")
-    text = SHARED + '[task]\nname = "jsonl"\n[jsonl]\npath = "problems.jsonl"\n'
-    assert campaign(text, "task.name=addition").warnings == ()
 
 
 ON_TASKS = """
@@ -584,20 +438,3 @@ def test_every_condition_is_run_on_every_task_with_its_settings(campaign, tmp_pa
     premise = read_plan(directory.path).premises["strategy"]
     assert premise["about"].startswith("Greedy decoding is wrong, a rarer answer is right")
     assert premise["bounds"]["accuracy"] == (0.15, 0.45)
-
-
-def test_mistakes_about_tasks_have_their_places(problems):
-    [twice] = problems('[campaign]\ntasks = ["strategy", "strategy"]\n')
-    assert twice.startswith("2:1 [campaign] tasks")
-    assert "a task is listed twice" in twice
-    assert 'no task named "stategy"' in problems('[campaign]\ntasks = ["stategy"]\n')[0]
-    owned = problems(ON_TASKS.replace('label = "mine"', 'label = "mine"\n"task.name" = "rare"'))
-    assert "the campaign sets this; list the tasks in [campaign] tasks" in owned[-1]
-    [typo] = problems(ON_TASKS.replace('"maxrl"', '"maxlr"'))
-    assert typo.startswith("10:1 ")
-    [label] = problems(ON_TASKS.replace('baseline = "grpo"', 'baseline = "gpro"'))
-    assert 'did you mean "grpo"?' in label
-
-
-def test_trackers_of_another_type_are_a_mistake_at_their_line(problems):
-    assert problems("[campaign]\n[logging]\ntrackers = 0\n")[0].startswith("3:1 [logging] trackers")

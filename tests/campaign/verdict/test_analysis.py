@@ -12,17 +12,14 @@ from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import (
     as_json,
     conclusion,
-    drawn_range,
     headline,
     note,
-    picture,
     sentence,
     short,
     text,
     texts,
 )
 from retrain.campaign.verdict.statistics import mean_of
-from retrain.campaign.verdict.verdict_page import spent
 from tests.campaign.tables import EFFECTS
 from tests.reference import statistics as reference
 
@@ -109,11 +106,6 @@ def test_failed_and_missing_runs_leave_their_seed_out_of_the_pairs_only(results)
     assert "no result: maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)" in text(analyze([results]))
 
 
-def test_equal_tables_give_equal_numbers_whatever_the_order_of_their_cells(results):
-    turned = replace(results, cells=dict(reversed(results.cells.items())))
-    assert as_json(analyze([turned])) == as_json(analyze([results]))
-
-
 # --- Three to five seeds: the t test speaks, and says what it assumes.
 
 
@@ -144,13 +136,6 @@ def test_six_seeds_suffice_for_any_family(size):
     table = noisy(0.2, seeds=6, sd=0.002) | others
     first, *_ = analyze([simulated(table, ladder=())]).comparisons
     assert (first.size, first.judged.corrected, short(first)) == (size, 2 / 2**6, "better")
-
-
-def test_the_level_is_the_campaigns():
-    table = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [0.2, 0.3, 0.41, 0.3, 0.2]}
-    assert only(simulated(table)).judged.test == "t test"
-    exact = only(simulated(table, alpha=0.1))
-    assert (exact.judged.test, exact.judged.p, exact.kind) == ("exact", 2 / 2**5, "better")
 
 
 # --- A margin makes equality a result.
@@ -293,23 +278,6 @@ def test_a_declared_comparison_is_tested_alone():
     assert "b4" not in [one.condition for one in ladder.comparisons[1:]]
 
 
-def test_sentences_name_the_ingredient():
-    rng = np.random.default_rng(0)
-    levels = {"grpo": 0.1, "maxrl": 0.2, "maxrl+gtpo": 0.25, "maxrl+gtpo_sepa": 0.2}
-    found = analyze([simulated({one: list(level + rng.normal(0, 0.001, 8)) for one, level in levels.items()})])
-    assert [sentence(one).split(":")[0] for one in found.shown] == [
-        *("maxrl against grpo", "gtpo on top of maxrl", "sepa on top of maxrl+gtpo"),
-        *("maxrl+gtpo against grpo", "maxrl+gtpo_sepa against grpo"),
-    ]
-    assert headline(found) == "All 32 runs finished. 3 of 3 changes measured: 2 better, 1 worse."
-
-
-def test_without_a_ladder_the_baseline_is_the_question():
-    found = analyze([simulated(noisy(0.1), ladder=())])
-    assert [one.family for one in found.comparisons] == ["baseline"]
-    assert headline(found) == "All 16 runs finished. 1 of 1 condition measured: 1 better."
-
-
 def test_nothing_to_compare():
     one = analyze([simulated({"a": [0.1, 0.2]})])
     assert headline(one) == "All 2 runs finished. There is one condition, so there is nothing to compare."
@@ -318,26 +286,6 @@ def test_nothing_to_compare():
     assert headline(none) == "2 of 4 runs finished. 0 of 1 condition measured: no seed has a result in both."
     assert as_json(none)["comparisons"][0]["difference"] == {"value": None, "low": None, "high": None}
     assert math.isnan(average(none.first, "a").value)
-
-
-def test_the_picture_shows_the_interval_zero_and_the_margin():
-    one = only(simulated(noisy(0.04), outcome=Outcome(margin=0.1)))
-    drawn = picture(one, (-0.2, 0.2))
-    assert len(drawn) == 29
-    assert drawn[14] == "┊"
-    assert [index for index, mark in enumerate(drawn) if mark == "·"] == [7, 21]
-    assert drawn.index("●") == round((one.mean.value + 0.2) / 0.4 * 28)
-    assert picture(one, (-0.01, 0.01)).endswith("●"), "a value outside the axis is at its end"
-    open_one = only(simulated(noisy()))
-    assert drawn_range([open_one]) == (open_one.difference.low, open_one.difference.high), "a lone interval is whole"
-
-
-def test_steps_to_the_threshold_have_an_interval_if_all_runs_reach_it():
-    table = simulated({"a": [0.2, 0.3, 0.4], "b": [0.3, 0.3, 0.4]}, threshold=0.25)
-    some, every = (spent(table, label) for label in "ab")
-    assert (some["reached"], every["reached"]) == ("2 of 3", "3 of 3")
-    assert (some["steps until then"], every["steps until then"]) == ("-", "10 [10, 10]")
-    assert spent(replace(table, threshold=None), "a")["reached"] == "-"
 
 
 # --- Warm starts.

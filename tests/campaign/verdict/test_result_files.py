@@ -141,13 +141,6 @@ def test_tasks_are_one_family_and_what_no_file_has_is_missing(tmp_path):
     assert "Premises" not in found.page()
 
 
-def test_values_beyond_0_and_1_are_no_shares(tmp_path):
-    rows = [f"{method},{seed},{100 * value}" for method in RESULTS for seed, value in enumerate(RESULTS[method])]
-    found = compare([write(tmp_path / "t.csv", "\n".join(["method,seed,return", *rows]))])
-    assert "+5.833 [" in found.text
-    assert "5000%" not in found.page()
-
-
 def test_a_blank_result_is_no_zero(tmp_path):
     file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,0.5\na,1,\nb,0,nan\nb,1,0.5\n")
     cells = read([file])[""].cells
@@ -192,26 +185,6 @@ def test_runs_of_different_lengths_are_compared_at_a_common_step(tmp_path):
     assert "not used: grpo to step 100.\n" in found.text + "\n"
 
 
-def test_runs_of_one_length_have_no_note(tmp_path):
-    rows = [row for method in RESULTS for seed in SEEDS for row in curves(method, seed, (0, 10))]
-    assert read([steps_table(tmp_path, rows)])[""].steps_note == ""
-
-
-def test_the_step_is_common_to_all_runs_of_a_task(tmp_path):
-    rows = [
-        f"{task},{row}"
-        for task, end in (("gsm8k", 20), ("math", 10))
-        for method in RESULTS
-        for seed in SEEDS
-        for row in curves(method, seed, range(0, (end if method == "dapo" else 20) + 1, 10))
-    ]
-    file = write(tmp_path / "t.csv", "\n".join(["task,method,seed,step,accuracy", *rows]))
-    found = compare([file])
-    note = "math: Runs differ in length and are compared at step 10. Shortest: dapo to step 10. Longer, with later"
-    assert note in found.text
-    assert "gsm8k: Runs" not in found.text
-
-
 def test_runs_measured_at_other_steps_use_their_last_value_before(tmp_path):
     rows = [row for seed in SEEDS for row in curves("grpo", seed, (10, 30, 57, 70, 90))]
     rows += [row for seed in SEEDS for row in curves("dapo", seed, (20, 40, 60))]
@@ -221,30 +194,11 @@ def test_runs_measured_at_other_steps_use_their_last_value_before(tmp_path):
     assert found[""].steps_note.endswith("The values of grpo are of step 57.")
 
 
-def test_an_evaluation_that_all_runs_share_is_preferred(tmp_path):
-    rows = [*curves("grpo", 0, range(0, 101, 10)), *curves("dapo", 0, [*range(0, 61, 10), 64])]
-    found = read([steps_table(tmp_path, rows)])
-    assert {cell.curve[-1][0] for cell in found[""].runs} == {60}
-    assert "compared at step 60. Shortest: dapo seed 0 to step 64." in found[""].steps_note
-
-
 @pytest.mark.parametrize("steps", [(100,), (0, 100), (0, 50, 100)])
 def test_runs_without_common_steps_are_refused(tmp_path, steps):
     rows = [*curves("grpo", 0, steps), *curves("dapo", 0, (0, 30, 60))]
     with pytest.raises(DataError, match=r"grpo seed 0 was measured at .*, but not between 54 and 60, the last step of"):
         read([steps_table(tmp_path, rows)])
-
-
-def test_runs_without_steps_are_noted_beside_runs_with_steps(tmp_path):
-    one = write(tmp_path / "a.csv", "method,seed,accuracy\na,0,0.5\n")
-    two = write(tmp_path / "b-s0.jsonl", lines([{"step": step, "accuracy": step / 10} for step in (1, 2)]))
-    found = read([one, two])
-    assert [cell.result for cell in found[""].runs] == [0.5, 0.2]
-    assert found[""].steps_note == "The steps of a seed 0 are unknown."
-    rows = [{"method": "a", "seed": 0, "step": 1, "accuracy": 1}, {"method": "a", "seed": 0, "accuracy": 2}]
-    mixed = write(tmp_path / "c.jsonl", lines(rows))
-    with pytest.raises(DataError, match=r"c.jsonl:2: only some rows of a, seed 0 have a step"):
-        read([mixed])
 
 
 @pytest.mark.parametrize("gap", ["", "null", "NaN", " ", "NA"])
@@ -255,28 +209,12 @@ def test_steps_without_evaluation_are_skipped(tmp_path, gap):
     assert cell.curve == ((10, 0.1), (20, 0.2), (30, 0.3))
 
 
-@pytest.mark.parametrize("gap", [None, float("nan")])
-def test_steps_without_evaluation_are_skipped_in_every_log(tmp_path, gap):
-    rows = [{"step": step, "accuracy": gap if step % 10 else step / 100} for step in range(1, 21)]
-    rows.insert(10, {"step": 10, "loss": 0.1, "accuracy": gap})
-    logs = [
-        write(tmp_path / "grpo-s0.jsonl", lines(rows)),
-        write(tmp_path / "grpo-s1" / "trainer_state.json", json.dumps({"log_history": rows})),
-        write(tmp_path / "grpo-s2.jsonl", lines([{"step": row["step"], "data": row} for row in rows])),
-    ]
-    cells = read(logs)[""].runs
-    assert [cell.curve for cell in cells] == [((10, 0.1), (20, 0.2))] * 3
-
-
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
         (("0.5", "0.6", "nan"), "accuracy is nan in"),
-        (("0.5", "nan", ""), "accuracy is nan in"),
-        (("0.5", "0.6", "inf"), "accuracy is inf in"),
         (("0.5", "0.6", ""), "accuracy is blank in"),
         (("", "", ""), "accuracy is blank in"),
-        (("", "0.6", ""), ""),
         (("nan", "0.6", "0.7"), ""),
     ],
 )
@@ -285,11 +223,6 @@ def test_a_run_whose_last_value_is_missing_has_no_result(tmp_path, values, reaso
     cells = read([steps_table(tmp_path, [*rows, "b,0,1,0.5", "c,0,1,0.5"])])[""].runs
     assert cells[0].reason.startswith(reason)
     assert bool(cells[0].reason) is bool(reason)
-
-
-def test_a_run_without_a_value_in_a_chart_is_reported(tmp_path):
-    file = write(tmp_path / "w.csv", "Step,a-s0 - acc,b-s0 - acc,c-s0 - acc\n1,0.5,,0.1\n2,0.6,,0.2\n")
-    assert [cell.status for cell in read([file])[""].runs] == ["done", "failed", "done"]
 
 
 def test_no_run_with_a_result_is_an_error(tmp_path):
@@ -308,43 +241,13 @@ def test_two_files_of_one_run_are_refused(tmp_path):
         read([chart])
 
 
-@pytest.mark.parametrize("level", ["1000", "1000000000000"])
-def test_ties_of_large_values_are_found(tmp_path, level):
-    """Four differences of 0.1 and two of -0.1 have as extreme a sum in 2 (15 + 6 + 1) of 64 sign patterns."""
-    rows = [f"a,{seed},{level}0.{1 if seed < 4 else 2}\nb,{seed},{level}0.{2 if seed < 4 else 1}" for seed in SEEDS]
-    decimals = write(tmp_path / "t.csv", "\n".join(["method,seed,score", *rows]))
-    integers = write(tmp_path / "i.csv", "\n".join(["method,seed,score", *(row.replace(".", "") for row in rows)]))
-    for file in (decimals, integers):
-        assert compare([file]).facts["comparisons"][0]["p"] == 44 / 64
-
-
-def test_tiny_values_count_as_zero(tmp_path):
-    file = write(tmp_path / "t.csv", "method,seed,accuracy\na,0,5e-324\nb,0,-1e-300\n")
-    found = compare([file])
-    assert found.facts["comparisons"][0]["difference"]["value"] == 0
-    assert "<svg" in found.page()
-
-
-def test_a_run_that_ends_before_the_first_step_is_compared_there(tmp_path):
-    rows = [*curves("grpo", 0, (-1, 10)), *curves("dapo", 0, (-1,))]
-    found = read([steps_table(tmp_path, rows)])
-    assert "compared at step -1. Shortest: dapo seed 0 to step -1." in found[""].steps_note
-
-
-def test_names_are_stripped(tmp_path):
-    file = write(tmp_path / "t.csv", "task, method ,seed,accuracy\n m ,grpo , 0 ,0.5\nm, grpo,1,0.5\n")
-    found = read([file])
-    assert [*found] == ["m"]
-    assert [(cell.condition, cell.seed) for cell in found["m"].runs] == [("grpo", 0), ("grpo", 1)]
-
-
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
 def test_the_separator_of_columns_is_found(tmp_path, separator):
     text = "method,seed,acc\na,0,0.5\n".replace(",", separator)
     assert read([write(tmp_path / "t.csv", text)])[""].runs[0].result == 0.5
 
 
-@pytest.mark.parametrize("axis", ["train/global_step", "Step", "trainer/global_step", "_step", "epoch"])
+@pytest.mark.parametrize("axis", ["Step", "epoch"])
 def test_a_chart_may_have_another_axis(tmp_path, axis):
     text = f'"{axis}","a-s0 - eval/acc","a-s0 - eval/acc__MIN","a-s0 - {axis}"\n1,0.5,0.4,1\n2,0.6,0.5,2\n'
     found = read([write(tmp_path / "w.csv", text)])
@@ -357,43 +260,19 @@ def test_a_chart_may_have_another_axis(tmp_path, axis):
     [
         ("t.csv", "method,seed,accuracy\na,0,0.5\na,0,0.6\n", r"t.csv:3: a, seed 0, was measured before, in .*t.csv:2"),
         ("t.csv", "method,seed,accuracy\na,0,1\na,1,high\n", r"t.csv:3: accuracy is 'high', which is not a number"),
-        ("t.csv", "method,seed,accuracy\na,zero,0.5\n", r't.csv:2: seed is "zero", which is not an integer'),
-        ("t.csv", "method,seed,accuracy\na,0\n", r"t.csv:2: 2 values for 3 columns"),
-        ("t.csv", "method,method,accuracy\na,0,1\n", r"t.csv:1: two columns have the same name"),
-        ("t.csv", "method,seed\na,0\n", r"t.csv:2: no row has a metric"),
-        ("t.csv", "", r"t.csv: no rows"),
         ("t.csv", "when,what\n1,2\n", r"t.csv:2: neither method and seed nor a step; it has when, what"),
         ("a-s0.json", "{}", r'a-s0.json: no list "log_history"'),
-        ("a-s0.json", "{", r"a-s0.json: "),
-        ("a-s0.jsonl", '{"step": 0, "x": 1}\n[1]\n', r"a-s0.jsonl:2: not an object"),
-        ("a-s0.jsonl", '{"step": 0, "x": 1, "x": 2}\n', r"two fields are called"),
-        ("a.jsonl", '{"step": 0, "x": 1}\n', r"does not end with a seed; rename it as in grpo-s3"),
-        ("w.csv", "Step,run - acc\n1,0.5\n", r"w.csv: the run 'run': the name 'run' does not end with a seed"),
-        ("t.csv", "method,seed,accuracy\na,1e400,0.5\n", r"seed is .* not an integer"),
         (
             "t.csv",
             "method,seed,x\na,0,1e15\na,1,-1e308\n",
             r"t.csv:3: x is -1e308, larger in magnitude than 1e\+15; fix",
         ),
-        ("t.csv", "method,seed,x\na,0,1e400\n", r"t.csv:2: x is 1e400, larger in magnitude"),
-        ("t.csv", "method,seed,x\na,0,0.5\na,1,1_0\n", r"t.csv:3: x is '1_0', which is not a number"),
-        ("a-s0.jsonl", '{"step": 0, "x": 1e200}\n', r"a-s0.jsonl:1: x is 1e\+200, larger in magnitude"),
         ("t.csv", "method,seed,accuracy\na,0,40.1%\n", r"t.csv:2: accuracy is '40.1%', .*; write a number as 0.40"),
-        ("t.csv", "method,seed,accuracy,n\na,0,40.1%,3\n", r"t.csv:2: accuracy is '40.1%'"),
         (
             "t.csv",
             'method,seed,x\na,0,"0,40"\n',
             r"t.csv:2: x is '0,40', which is not a number; write a number as 0.40",
         ),
-        ("t.csv", 'method,seed,x\na,0,"1,400"\n', r"t.csv:2: x is '1,400', .*without % or separators"),
-        ("t.csv", "method,seed,x\na,0,\na,1,0.5+-0.1\n", r"t.csv:3: no row has a metric: x is '0.5\+-0.1', not a num"),
-        ("t.csv", "method;seed;x\na;0;0,40\n", r"t.csv:2: x is '0,40', which is not a number"),
-        ("t.csv", "method,seed,x\n ,0,1\n", r"t.csv:2: method is blank or not a text; write the name of the method"),
-        ("t.csv", "task,method,seed,x\n,a,0,1\n", r"t.csv:2: task is blank"),
-        ("t.jsonl", '{"method": null, "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank"),
-        ("t.jsonl", '{"method": NaN, "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank"),
-        ("t.jsonl", '{"method": ["a"], "seed": 0, "x": 1}\n', r"t.jsonl:1: method is blank or not a text"),
-        ("w.csv", "epoch,a-s0 - acc\n0.5,1\n", r"w.csv:2: epoch is .* not an integer; export the chart with Step"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, name, text, message):
@@ -417,43 +296,6 @@ def test_runs_and_files_are_not_mixed(tmp_path):
     for paths in ([tmp_path / "no.csv"], [file, tmp_path / "no.csv"]):
         with pytest.raises(ConfigError, match=r"no.csv: RUNS: does not exist; check the path"):
             compare(paths)
-
-
-def test_runs_that_never_have_the_metric_are_shown_with_the_reason_and_keep_the_baseline(tmp_path):
-    file = tmp_path / "t.jsonl"
-    rows = [{"method": "grpo", "seed": seed, "step": 10, "loss": 1.0} for seed in range(3)]
-    rows += [{"method": "dapo", "seed": seed, "step": 10, "accuracy": 0.5} for seed in range(3)]
-    rows += [{"method": "maxrl", "seed": 0, "step": 10, "accuracy": 0.5}, {"method": "maxrl", "seed": 1, "step": 10}]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cells = read([file], "accuracy")[""].runs
-    assert [(cell.condition, cell.seed, cell.status) for cell in cells] == [
-        *(("grpo", seed, "failed") for seed in range(3)),
-        *(("dapo", seed, "done") for seed in range(3)),
-        ("maxrl", 0, "done"),
-        ("maxrl", 1, "failed"),
-    ]
-    assert cells[0].reason == f"no row of {file} has 'accuracy'; it has loss"
-
-
-def test_one_method_with_a_result_is_an_error_that_names_the_metrics_of_the_others(tmp_path):
-    table = write(tmp_path / "results.csv", "condition,seed,accuracy\ngrpo,0,0.5\n")
-    state = write(
-        tmp_path / "dapo_seed0" / "trainer_state.json", json.dumps({"log_history": [{"step": 1, "reward": 0.1}]})
-    )
-    message = r"only grpo has a result: dapo seed 0: no row of .*trainer_state.json has 'accuracy'; it has reward"
-    with pytest.raises(DataError, match=message):
-        read([table, state], "accuracy")
-    with pytest.raises(DataError, match=r"no row has 'f2'; metrics that rows have: accuracy, reward"):
-        read([table, state], "f2")
-
-
-def test_a_method_in_two_files_is_refused(tmp_path):
-    table = write(tmp_path / "results.csv", "condition,seed,accuracy\ngrpo,0,0.5\ndapo,0,0.6\n")
-    state = write(
-        tmp_path / "grpo_seed1" / "trainer_state.json", json.dumps({"log_history": [{"step": 1, "reward": 0.1}]})
-    )
-    with pytest.raises(DataError, match=r"results.csv and .*trainer_state.json both have results of 'grpo'; merge"):
-        read([table, state], "accuracy")
 
 
 def of_problems(tmp_path, seeds, wrong=range(30)):
@@ -490,7 +332,6 @@ def test_runs_without_a_common_seed_are_permuted_if_asked(tmp_path):
     "name",
     [
         *("eval_loss", "val/perplexity", "mean_length", "policy/entropy", "wer", "time/step_s"),
-        *("evalLoss", "RMSE", "edit_distance", "latency_ms", "cost"),
     ],
 )
 def test_a_metric_whose_direction_is_open_needs_a_goal(tmp_path, name):
@@ -529,17 +370,3 @@ def test_a_table_may_be_written_in_several_ways(tmp_path, written):
     assert {(row.method, row.seed) for row in rows_of_files([tmp_path / "results.csv"])} == {
         ("grpo", 0), ("grpo", 1), ("café", 0), ("café", 1)
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("results.csv", b"method,seed,accuracy\ncaf\xe9,0,0.4\n", "not a text in UTF-8; export it as CSV in UTF-8"),
-        ("chart.csv", b"Relative Time (Wall),grpo-s0 - acc\n1,0.4\n", r"x axis is 'Relative Time \(Wall\)'"),
-        ("trainer_state.json", b'{"log_history": []}', "trainer_state.json: log_history has no rows"),
-    ],
-)
-def test_a_file_that_cannot_be_compared_is_named_with_a_fix(tmp_path, name, content, problem):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=problem):
-        rows_of_files([tmp_path / name])

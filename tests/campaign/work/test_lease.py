@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from retrain.campaign.work.lease import Lease, LeaseWatch, held
+from retrain.campaign.work.lease import LeaseWatch, held
 from tests.forks import run_source
 
 
@@ -128,9 +128,3 @@ def test_a_file_that_is_half_written_counts_as_a_sign_of_life(folder, clock):
     assert held(folder, "a/s0") is True
     clock.passes(0.3)
     assert take(folder, watch=watch) is not None, "and it is free when it stays so"
-
-
-def test_creating_a_lease_twice_is_an_error_of_the_system(folder):
-    take(folder)
-    with pytest.raises(FileExistsError, match=r"1\.json"):
-        Lease(folder / "a/s0/1.json", {})

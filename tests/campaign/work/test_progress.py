@@ -80,16 +80,3 @@ def test_rows_are_counted_once_and_a_half_written_one_when_it_is_whole(sweep):
     with file.open("a") as out:
         out.write('ep_s": 1.0}\n')
     assert row(progress, "a/s0")["steps"] == 5
-
-
-def test_a_resumed_run_takes_rows_back(sweep):
-    progress, file = Progress(sweep), sweep / "cells/a/s0/metrics.jsonl"
-    append(file, *range(1, 9))
-    assert row(progress, "a/s0")["steps"] == 8
-    file.write_text(file.read_text().split("\n")[0] + "\n")
-    assert row(progress, "a/s0")["steps"] == 1
-
-
-def test_a_released_lease_is_a_stopped_run(sweep):
-    LeaseWatch(sweep / "leases", 60).take("a/s0", sweep / "none").release()
-    assert row(Progress(sweep), "a/s0")["state"] == "stopped"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.engines.embedded.decoder import SlotRows
-from retrain.engines.embedded.prefix_cache import PrefixCache, longest_contexts
+from retrain.engines.embedded.prefix_cache import PrefixCache
 from retrain.engines.torch_engine import TorchEngine
 from retrain.types import Completion, Request, Sampling
 from tests.engines.models import FUSED, MODELS, PROMPTS, flat, tiny
@@ -114,37 +114,7 @@ def test_new_weights_take_none_of_the_old_keys():
     assert engine.sample(again, TURNS) == fresh.sample(again, TURNS)
 
 
-def test_a_share_of_the_episodes_does_not_depend_on_when_others_are_sampled():
-    alone = TorchEngine(tiny("qwen3"), dtype="float32")
-    one, other = [played(alone, TURNS, [request]) for request in FIRST[:2]]
-    engine = TorchEngine(tiny("qwen3"), dtype="float32")
-    for mine, theirs in zip(one, other, strict=True):
-        assert engine.sample(theirs[0], TURNS) == theirs[1]
-        assert engine.sample(mine[0], TURNS) == mine[1]
-
-
-def test_another_sampling_starts_from_nothing():
-    engine = TorchEngine(tiny("qwen3"), dtype="float32")
-    [(requests, groups)] = played(engine, TURNS, turns=1)
-    later, other = next_turn(requests, groups, 0), replace(TURNS, seed=5)
-    assert engine.sample(later, other) == TorchEngine(tiny("qwen3"), dtype="float32").sample(later, other)
-
-
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
-
-
-@pytest.mark.slow
-@given(st.lists(IDS, max_size=8))
-def test_requests_share_the_longest_context_that_begins_with_theirs(contexts):
-    found = longest_contexts([Request(ids, 1, 1, 0) for ids in contexts])
-    for index, ids in enumerate(contexts):
-        others = contexts[:index] + contexts[index + 1 :]
-        if any(one[: len(ids)] == ids for one in others):
-            assert index in found
-    for index, longest in found.items():
-        assert longest[: len(contexts[index])] == contexts[index]
-        assert [one for one in contexts if one[: len(longest)] == longest] == [longest] * contexts.count(longest)
-        assert [*found.values()].count(longest) > 1
 
 
 def part(rows):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain.engines.vllm import server_process as vllm_process
-from retrain.engines.vllm.vllm_options import by_itself, engine_options, flags, request_fields, resolved
+from retrain.engines.vllm.vllm_options import by_itself, engine_options, flags, request_fields
 from retrain.errors import EngineError
 from retrain.registry import find
 from retrain.types import Request, Sampling
@@ -107,11 +107,6 @@ def test_the_command_says_what_the_table_says():
     assert {"--dtype=bfloat16", "--max-model-len=512", "--quantization=fp8", "--seed=5", "--port=1"} <= set(said)
     assert {"--enable-scale-out", "--logprobs-mode=processed_logprobs", "--generation-config=vllm"} <= set(said)
     assert not [flag for flag in said if "None" in flag or "False" in flag or flag.startswith("--enforce-eager")]
-
-
-def test_the_type_of_products_is_the_trainers_unless_the_table_says_otherwise():
-    found = [resolved(dtype, trainer) for dtype in ("auto", "float32") for trainer in ("bfloat16", "float32")]
-    assert found == ["bfloat16", "float32", "float32", "float32"]
 
 
 @pytest.mark.parametrize(

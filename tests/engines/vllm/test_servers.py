@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 
 from retrain.engines.vllm import servers as module
-from retrain.engines.vllm.routing import Router
 from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.errors import EngineError
 from retrain.system.http_client import is_loopback
@@ -57,13 +55,6 @@ def test_every_server_loads_the_weights_and_they_share_the_prompts(servers, mode
     assert {row.weights_version for row in flat(groups)} == {7}
     assert [server.asked for server in servers] == [2, 2]
     assert "lm_head.weight" in load_file(tmp_path / "vllm" / "model.safetensors"), "tied entries are written as well"
-
-
-def test_greedy_completions_are_sampled_once_and_repeated(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path)
-    engine.load_weights(model.state_dict(), 0)
-    greedy = Asked(group_size=3, max_tokens=2, temperature=0.0)
-    assert [len(group) for group in sample(engine, PROMPTS, greedy)] == [3, 3, 3, 3]
 
 
 LATE = ("hang", "trickle")
@@ -154,13 +145,6 @@ def test_a_run_waits_for_a_server_that_is_starting(servers, model, tmp_path, cap
     assert "[vllm] start_timeout_s" in line
 
 
-def test_nothing_is_waited_for_where_a_server_answers_and_cannot_be_used(servers, model, tmp_path):
-    servers[0].version = "0.31.1"
-    with pytest.raises(EngineError, match=r"is vLLM 0\.31\.1"):
-        client(servers[:1], model, tmp_path, start_timeout_s=PATIENCE_S)
-    assert servers[0].greeted == 1
-
-
 def test_the_key_is_sent_with_every_request(servers, model, tmp_path, monkeypatch):
     monkeypatch.setenv("OUR_SERVERS", "key-of-ours")
     engine = client(servers, model, tmp_path, api_key_env="OUR_SERVERS")
@@ -192,12 +176,6 @@ def test_addresses_that_other_machines_reach_are_refused(servers, model, tmp_pat
         VllmServerEngine(model, tmp_path, "bfloat16", **unknown)
     assert is_loopback("http://localhost:1")
     assert is_loopback("http://[::1]:1")
-
-
-def test_weights_of_another_model_are_refused(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path)
-    with pytest.raises(EngineError, match="is missing"):
-        engine.load_weights(dict(model.named_parameters()), 0)
 
 
 def test_what_went_wrong_is_counted(servers, model, tmp_path):
@@ -255,15 +233,6 @@ def test_a_server_started_anew_without_the_clients_knowledge_is_not_believed(ser
     assert engine.metrics()["sampler/refused"] == 1
 
 
-def test_many_requests_do_not_wait_one_after_the_other_for_a_server_that_never_returns(servers, model, tmp_path):
-    engine = client(servers[:1], model, tmp_path)
-    engine.load_weights(model.state_dict(), 7)
-    servers[0].kill()
-    with pytest.raises(EngineError, match="no vLLM server is usable"):
-        sample(engine, PROMPTS * 16, SAMPLING)
-    assert engine._revivals == 1
-
-
 def interrupted(condition):
     """Have Ctrl-C arrive in the main thread once the condition holds."""
     hanging = threading.Thread(target=lambda: until(condition) and os.kill(os.getpid(), signal.SIGINT), daemon=True)
@@ -306,16 +275,6 @@ def test_a_stop_does_not_wait_for_a_server_that_hangs_within_a_sync(servers, mod
     gate.set()
 
 
-def test_a_server_that_lies_is_asked_ever_less_often(servers, model, tmp_path):
-    """The other one answers all requests, although the liar is given the weights again and again."""
-    engine = client(servers, model, tmp_path, health_every_s=0.02, retries=3)
-    engine.load_weights(model.state_dict(), 7)
-    servers[0].fault = "stale"
-    for _ in range(40):
-        assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
-    assert servers[0].loaded < 12
-
-
 def left_behind():
     return [one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")]
 
@@ -344,17 +303,6 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs_within_a_sync(servers, mod
     with interrupted(reached.is_set):
         engine.load_weights(model.state_dict(), 7)
     until(lambda: not left_behind())
-
-
-def test_ctrl_c_ends_the_wait_for_servers_to_come_back(servers, model, tmp_path):
-    engine = client(servers[:1], model, tmp_path, restart_timeout_s=PATIENCE_S)
-    engine.load_weights(model.state_dict(), 7)
-    servers[0].kill()
-    with interrupted(lambda: engine._revivals == 1):
-        sample(engine, PROMPTS, SAMPLING)
-    until(lambda: not left_behind())
-    with pytest.raises(EngineError, match="sampling was interrupted"):
-        sample(engine, PROMPTS, SAMPLING)
 
 
 @pytest.fixture
@@ -403,16 +351,6 @@ def test_a_server_started_anew_gets_base_and_adapter_before_it_samples(servers, 
     assert (servers[1].loaded, servers[1].adapter) == (2, str(folder)), "also when no request has noticed"
 
 
-def test_a_server_that_does_not_take_the_adapter_is_left_out(servers, model, adapting):
-    engine, folder = adapting
-    engine.load_weights(model.state_dict(), 3)
-    servers[1].fault = "/v1/load_lora_adapter"
-    engine.load_adapter(folder, 4)
-    sample(engine, PROMPTS, SAMPLING)
-    assert [server.asked for server in servers] == [4, 0]
-    assert engine.metrics()["sampler/servers"] == 1
-
-
 def test_a_server_started_without_adapters_or_for_smaller_ones_shows_at_the_start(servers, model, tmp_path):
     model.peft_config = {"default": LoraConfig(r=16)}
     servers[1].config["lora_config"] = {"max_lora_rank": 8}
@@ -436,13 +374,6 @@ def test_what_vllm_would_do_otherwise_than_asked_is_refused_before_it_is_asked(s
         with pytest.raises(EngineError, match=message):
             sample(engine, prompts, sampling)
     assert [server.asked for server in servers] == asked
-
-
-def test_a_server_of_another_model_says_so(servers, model, tmp_path):
-    engine = client(servers[:1], model, tmp_path)
-    servers[0].fault = "/collective_rpc"
-    with pytest.raises(EngineError, match="it serves some/model: is that the architecture that is trained"):
-        engine.load_weights(model.state_dict(), 7)
 
 
 @pytest.mark.parametrize("moment", ["/reset_prefix_cache", "/resume"])
@@ -506,23 +437,6 @@ def test_a_full_queue_holds_requests_back_in_their_order(servers, model, tmp_pat
     assert engine.metrics()["sampler/waited"] == 12
 
 
-def test_a_request_larger_than_the_queue_is_sent_alone(servers, model, tmp_path):
-    engine = client(servers[:1], model, tmp_path, max_in_flight=1)
-    engine.load_weights(model.state_dict(), 7)
-    assert len(flat(sample(engine, PROMPTS, SAMPLING))) == 8
-
-
-def test_a_slow_server_gets_fewer_requests(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path, max_in_flight=2)
-    engine.load_weights(model.state_dict(), 7)
-    slow = Gate(servers[0])
-    result = in_background(sample, engine, PROMPTS * 3, SAMPLING)
-    until(lambda: servers[1].asked == 11)
-    slow.opened.set()
-    assert len(result()) == 12
-    assert servers[0].asked == 1
-
-
 def test_the_turns_of_an_episode_stay_on_one_server(servers, model, tmp_path):
     engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
@@ -552,31 +466,6 @@ def test_a_server_that_comes_back_gets_the_current_weights_and_samples_again(ser
     busy.opened.set()
     assert {row.weights_version for row in flat(result())} == {7}
     assert servers[0].loaded == 2
-
-
-def test_a_request_that_begins_while_the_watch_ends_is_watched(servers, model, tmp_path, monkeypatch):
-    engine = client(servers[:1], model, tmp_path, health_every_s=0.05)
-    engine.load_weights(model.state_dict(), 7)
-    gate, idle, begun, paths = Gate(servers[0]), Router.busy.fget, [], []
-    assert idle is not None
-    servers[0].hook = lambda path: (paths.append(path), gate.enter(path))
-
-    def busy(router):
-        found = idle(router)
-        if not found and not begun:
-            request = Request(tuple(PROMPTS[0]), 2, 3, stream=0)
-            begun.append(asyncio.ensure_future(engine.generate(request, Sampling(stop_ids=(2,)))))
-        return found
-
-    monkeypatch.setattr(Router, "busy", property(busy))
-    gate.opened.set()
-    sample(engine, PROMPTS, SAMPLING)
-    gate.opened.clear()
-    until(lambda: gate.inside == 1)
-    asked = paths.count("/health")
-    until(lambda: paths.count("/health") > asked)
-    gate.opened.set()
-    until(lambda: begun[0].done())
 
 
 def test_the_requests_of_a_server_that_answers_no_health_check_go_to_the_other(servers, model, tmp_path):
@@ -623,15 +512,6 @@ def test_weights_are_loaded_between_two_tokens_of_a_continuous_run(servers, mode
         assert {"/pause?mode=keep", "/reset_prefix_cache?reset_running_requests=true"} <= {*server.paths}
     assert {row.versions for row in flat(sample(engine, PROMPTS, SAMPLING))} == {()}
     assert engine.metrics()["sampler/refused"] == 0
-
-
-def test_weights_that_a_continuous_run_has_not_loaded_are_refused(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path)
-    engine.continuous = True
-    engine.load_weights(model.state_dict(), 7)
-    servers[0].fault = "mixed"
-    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
-    assert engine.metrics()["sampler/refused"] >= 1
 
 
 @pytest.fixture

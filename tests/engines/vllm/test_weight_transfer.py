@@ -15,8 +15,7 @@ import torch
 
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.engines.vllm.server_process import weight_options
-from retrain.engines.vllm.servers import VllmServerEngine
-from retrain.errors import EngineError, MissingExtraError, StorageError
+from retrain.errors import EngineError, MissingExtraError
 from tests.engines.models import flat, sample, tiny
 from tests.engines.servers import Server
 from tests.engines.vllm.test_servers import PROMPTS, SAMPLING
@@ -188,17 +187,6 @@ def test_one_server_whose_transfer_fails_is_left_out_and_the_other_goes_on(libra
     assert [server.asked for server in servers] == [6, 2]
 
 
-def test_errors_of_the_library_are_those_of_a_server(library, servers, model, tmp_path):
-    engine = client(servers[:1], model, tmp_path)
-
-    def send(client, source):
-        raise RuntimeError("NCCL error: unhandled system error")
-
-    library.send = send
-    with pytest.raises(EngineError, match=r"no vLLM server is usable; .*RuntimeError: NCCL error"):
-        engine.load_weights(model.state_dict(), 7)
-
-
 def test_handles_of_gpu_memory_are_pickled(library, servers, model, tmp_path):
     for server in servers:
         server.config["weight_transfer_config"] = {"backend": "ipc"}
@@ -276,9 +264,3 @@ assert (folder / "model.safetensors").read_bytes() == before
 def test_a_full_disk_leaves_the_last_file_whole_and_nothing_beside_it(tmp_path):
     done = run_script(FULL, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_configuration_that_cannot_be_written_is_a_storage_error(servers, model, tmp_path):
-    (tmp_path / "vllm").write_text("")
-    with pytest.raises(StorageError, match="vllm cannot be written: File exists"):
-        VllmServerEngine(model, tmp_path, "bfloat16", urls=[server.url for server in servers])

@@ -130,17 +130,6 @@ def test_intervals_hold_the_truth_and_noise_of_the_continuations_is_not_the_orac
     assert verdicts["grpo"].where["first token"] == pytest.approx(1)
 
 
-def test_truth_that_is_all_noise_says_nothing_about_correlation():
-    torch.manual_seed(1)
-    noise = [
-        MeasuredBatch(one.batch, torch.randn(16, 4), torch.randn(16, 4), {}) for one in measured(6, continuations=2)
-    ]
-    reduction = lambda batch: batch.response_mask / len(batch.rewards)  # noqa: E731
-    reliability, verdicts = judge(noise, {"grpo": METHODS["grpo"]}, POLICY.gradient, reduction)
-    assert reliability < 0.3
-    assert verdicts["grpo"].correlation == (None, None, None)
-
-
 PLUGIN = """
 from retrain import transform
 

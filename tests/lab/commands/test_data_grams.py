@@ -20,15 +20,6 @@ def test_two_extractions_are_the_same_bytes_and_training_accepts_the_file(folder
     assert cli("validate", "run.toml").exit_code == 0
 
 
-def test_json_and_files(folder, cli):
-    rows = [{"solution": "notice that it holds. so 4"}, {"solution": "wrong words in here", "reward": 0}] * 3
-    (folder / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = cli("grams", "extract", "s.jsonl", "--json")
-    assert json.loads(result.stdout) == json.loads((folder / "grams.json").read_text())
-    assert json.loads(result.stdout)["strategic_grams"] == ["notice that it holds"]
-    assert json.loads(result.stdout)["metadata"]["sources"] == ["s.jsonl"]
-
-
 @pytest.fixture
 def data_set(folder, monkeypatch):
     pytest.importorskip("datasets", reason="`make test` does not install the hub's loader")
@@ -51,25 +42,13 @@ def test_the_command_of_the_documentation_of_hicra_works_as_it_is_printed(folder
     assert json.loads(same.stdout) == written
 
 
-def test_the_literal_steps(folder, cli):
-    (folder / "s.jsonl").write_text('{"solution": "Let me check: 2 + 2 = 4"}\n')
-    result = cli("grams", "extract", "s.jsonl", "--literal", "--embedder", "tf-idf", "--top-percentile", "1", "--json")
-    assert "2 + 2 =" in json.loads(result.stdout)["strategic_grams"]
-    result = cli("grams", "extract", "s.jsonl", "--literal", "--embedder", "nowhere")
-    assert result.exit_code == 2
-    assert "sentence-transformers/all-MiniLM-L6-v2" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
         ((), 2, "--task NAME"),
-        (("a.jsonl", "--task", "addition"), 2, "--task NAME"),
         (("a.jsonl", "--n-min", "4", "--n-max", "3"), 2, "above --n-max 3"),
         (("--source", "hub"), 2, "the name of one data set"),
-        (("--dataset_name", "a/b", "--task", "addition"), 2, "--task NAME"),
         (("none.jsonl",), 3, "cannot be read"),
-        (("--task", "additon"), 2, 'did you mean "addition"'),
         (("--task", "addition", "--count", "20", "--embedder", "nowhere"), 2, "no directory"),
     ],
 )

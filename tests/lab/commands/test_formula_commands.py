@@ -63,17 +63,6 @@ def test_credit_of_tokens_is_printed_for_the_first_group(cli, rows):
     assert "+0.25 +0.75" in result.stdout
 
 
-def test_long_files_are_cut_in_the_table(cli, rows):
-    Path("long.jsonl").write_text(json.dumps({"group": "q", "rewards": [1, 0] * 30, "lengths": [5] * 60}))
-    assert "... and 20 more completions" in cli("credit", "long.jsonl", "--mode", "grpo").stdout
-
-
-def test_a_penalty_that_is_too_steep_is_told(cli, rows):
-    result = cli("credit", "rows.jsonl", "--mode", "grpo_lp", "--set", "grpo_lp.gamma=0.1")
-    assert result.exit_code == 0
-    assert "warning: [grpo_lp] gamma 0.1" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [("none.jsonl", 3), ("rows.jsonl --transform gtpo", 3), ("rows.jsonl --mode x", 2), ("rows.jsonl --plot no/x", 6)],

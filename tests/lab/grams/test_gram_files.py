@@ -3,15 +3,14 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from xml.etree import ElementTree
 
 import pytest
 
 from retrain.algorithms.planning.gram_pattern import read_grams
-from retrain.errors import DataError, StorageError
+from retrain.errors import DataError
 from retrain.lab.grams import gram_files as grams
 from retrain.lab.grams.gram_extraction import Recipe, extract
-from retrain.lab.grams.gram_files import Files, HubSplit, SolutionFormat, coverage, solutions_in, task_solutions
+from retrain.lab.grams.gram_files import Files, SolutionFormat, coverage, solutions_in, task_solutions
 from retrain.types import Problem
 from tests.small_runs import rows as metric_rows
 
@@ -35,38 +34,10 @@ def test_successful_solutions_of_files(tmp_path):
     assert read_solutions([graded], SolutionFormat("s", "score", 0.5)) == ["half"]
 
 
-def test_parquet(tmp_path):
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    parquet.write_table(arrow.table({"solution": ["a", "b"], "reward": [1.0, 0.0]}), tmp_path / "a.parquet")
-    assert read_solutions([tmp_path / "a.parquet"], SolutionFormat()) == ["a"]
-
-
-def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
-    pytest.importorskip("datasets", reason="`make test` does not install the hub's loader")
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    data = tmp_path / "set"
-    data.mkdir()
-    jsonl(data / "train.jsonl", [{"question": f"q{i}", "r1_solution_1": f"notice that {i}"} for i in range(9)])
-    split = HubSplit(str(data), "train[:3]")
-    assert solutions_in(split.rows(), SolutionFormat("r1_solution_1"), str(split)) == [
-        f"notice that {i}" for i in range(3)
-    ]
-    assert split.names == [f"{data}/train[:3]"]
-    with pytest.raises(DataError, match=r'set/train:1: no text in column "solution"; it has question, r1_solution_1'):
-        solutions_in(HubSplit(str(data)).rows(), SolutionFormat(), "")
-    with pytest.raises(DataError, match="split test"):
-        solutions_in(HubSplit(str(data), "test").rows(), SolutionFormat(), "")
-
-
 @pytest.mark.parametrize(
     ("row", "reading", "says"),
     [
-        (["list"], SolutionFormat(), "a.jsonl:1: expected an object"),
         ({"prompt": "x"}, SolutionFormat(), 'a.jsonl:1: no text in column "solution"; it has prompt'),
-        ({"solution": 3}, SolutionFormat(), 'no text in column "solution"'),
-        ({"solution": "x"}, SolutionFormat("text"), 'no text in column "text".*--column'),
         ({"solution": "x"}, SolutionFormat(min_reward=1), 'no column "reward".*--reward-column'),
         ({"solution": "x", "reward": 0}, SolutionFormat(), "none of 1 rows"),
     ],
@@ -74,18 +45,6 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
 def test_rows_that_cannot_be_used(tmp_path, row, reading, says):
     with pytest.raises(DataError, match=says):
         read_solutions([jsonl(tmp_path / "a.jsonl", [row])], reading)
-
-
-def test_files_that_cannot_be_used(tmp_path):
-    (tmp_path / "bad.jsonl").write_text("{")
-    with pytest.raises(DataError, match=r"bad\.jsonl:1: not JSON"):
-        read_solutions([tmp_path / "bad.jsonl"], SolutionFormat())
-    with pytest.raises(DataError, match="cannot be read"):
-        read_solutions([tmp_path / "none.jsonl.gz"], SolutionFormat())
-    with pytest.raises(DataError, match="directory has no rollouts"):
-        read_solutions([tmp_path], SolutionFormat())
-    with pytest.raises(StorageError, match="cannot be written"):
-        grams.write(tmp_path / "bad.jsonl" / "x.json", "")
 
 
 def test_worked_solutions_of_a_task_are_right():
@@ -114,19 +73,6 @@ def test_coverage_counts_words_and_solutions_as_training_matches_them():
     texts = ["Wait, let me add 3 and 4", "nothing here", "so 7"]
     assert coverage(["wait let me"], texts) == {"words": 3 / 11, "solutions": 1 / 3}
     assert coverage(["x"], []) == {"words": 0, "solutions": 0}
-
-
-def test_the_chart_is_well_formed_and_shows_every_cluster():
-    found = extract(task_solutions("addition", 200, 0), Recipe(top_percentile=1.0))
-    root = ElementTree.fromstring(grams.plot(found))
-    bars = [node for node in root.iter() if node.tag.endswith("rect") and node.get("class") == "in"]
-    assert len(bars) == len(found.clusters) + len(found.grams)
-    text = "".join(root.itertext())
-    assert "let me think" in text
-    report = grams.report(found, {"words": 0.25, "solutions": 0.5})
-    assert "200 solutions" in report
-    assert "25.0% of the words" in report
-    assert f"let me think ({found.frequencies['let me think']})" in report
 
 
 @pytest.mark.slow
@@ -187,20 +133,6 @@ def test_entropy_form_trains_alike_whatever_the_micro_batches_and_amplifies_once
             assert value / (row["reward"] - mean) == pytest.approx(1, abs=1e-4) or value / (
                 row["reward"] - mean
             ) == pytest.approx(1.2, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_switched_off_metrics_are_left_out_and_the_others_stay(train):
-    common = ("training.max_steps=1", "eval.problems=0", 'logging.observe=["planning_mask"]')
-    (everything,) = metric_rows(train(*common, name="all") / "metrics.jsonl")
-    off = ("hicra.log_semantic_entropy=false", "hicra.log_planning_token_ratio=false")
-    (fewer,) = metric_rows(train(*common, *off, name="fewer") / "metrics.jsonl")
-    assert set(everything) - set(fewer) == {
-        "hicra/semantic_entropy",
-        "hicra/semantic_entropy_norm",
-        "hicra/distinct_sg",
-        "hicra/planning_token_ratio",
-    }
 
 
 @pytest.mark.parametrize("detector", ["semantic", "planning_file_of_mine.fn"])

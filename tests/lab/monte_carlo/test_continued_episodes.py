@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.lab.monte_carlo.continued_episodes import ContinuedEpisodes
@@ -194,15 +193,6 @@ def test_the_value_of_a_prefix_is_that_of_the_enumeration(opened, workers):
 
 
 @pytest.mark.slow
-def test_an_episode_that_fails_after_its_prefix_has_no_reward(opened):
-    found, bits, rewards, _ = continued(opened("lock", 'environment.params.fails="01"'))
-    assert "01" not in {own[:2] for own in bits}
-    failed = {own: row.isnan().float().mean().item() for own, row in zip(bits, rewards, strict=True)}
-    assert {own: failed[own] for own in ("", "0", "1", "00")} == {"": 0.25, "0": 0.5, "1": 0.0, "00": 0.0}
-    assert len(found) == len(rewards)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["opening", "text", "reward", "end"])
 def test_an_environment_that_does_not_repeat_is_named(opened, what):
     text = r'environment "locks.fickle" does not repeat: .* deterministic given its seed and the actions'
@@ -214,9 +204,3 @@ def test_an_environment_that_does_not_repeat_is_named(opened, what):
 def test_an_environment_that_declares_no_replay_is_refused(opened):
     with pytest.raises(ComponentError, match=r'"locks\.outer" cannot be replayed'):
         ContinuedEpisodes(opened("outer"))
-
-
-@pytest.mark.slow
-def test_no_prefixes_have_no_rewards(opened):
-    rewards, tokens = ContinuedEpisodes(opened("lock"))({}, [], 4, 9)
-    assert (rewards.shape, tokens) == (torch.Size([0, 4]), 0)

@@ -86,13 +86,6 @@ def test_the_quick_way_of_strategy_is_never_right():
             assert problem.solution != f"so {problem.answer}"
 
 
-def test_rare_practices_before_it_becomes_lazy():
-    task = build("rare")
-    quick = [["let me think" not in task.problem(i).solution for i in range(at, at + 400)] for at in (0, 8_000)]
-    assert 0.5 < sum(quick[0]) / 400 < 0.7
-    assert sum(quick[1]) / 400 > 0.94
-
-
 def test_spans_of_redundant_checks_and_their_share():
     task = build("brevity")
     problem = replace(task.problem(0), answer="125")
@@ -158,12 +151,3 @@ def test_a_share_of_training_rewards_is_flipped_and_no_other():
     held = task.heldout(100)
     values = [reward(one.solution, one.answer, {"id": one.id, "extra": one.extra}) for one in held]
     assert values == [float(one.solution.endswith(f"so {one.answer}")) for one in held]
-
-
-def test_numbers_are_forgotten_as_often_as_the_environment_counts():
-    task = build("guess")
-    [problem] = task.heldout(1)
-    turns = tuple(Turn(at, at + 1, "stop", 0) for at in range(5))
-    said = replace(answer(problem, "1"), turns=turns, metrics={"forgot": 1.0})
-    assert task.figures([problem], [[said, replace(said, metrics={})]]) == {"forgotten": 1 / 8}
-    assert {int(one.answer) for one in task.heldout(1000)} == set(range(64))

@@ -1,8 +1,6 @@
 """Decoder layers that are compiled: one graph for all of them, and the same results. The code generator is left out."""
 
-import copy
 import logging
-import math
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from retrain.training.model.compiled import compile_layers
 from retrain.training.model.forward import Forward
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
-from tests.training.small_models import VOCABULARY, make_batch, make_model, make_objective, values_and_gradients
+from tests.training.small_models import make_batch, make_model, make_objective, values_and_gradients
 
 pytestmark = pytest.mark.numeric
 compile_module = torch.nn.Module.compile
@@ -90,22 +88,6 @@ def test_updates_scores_and_the_reference_share_few_graphs(checkpointing, lora, 
 
 
 @pytest.mark.slow
-def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(graphs, monkeypatch):
-    monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
-    model, batch = make_model(), make_batch()
-    forward = Forward(model, PolicySettings())
-    assert compile_layers(model, forward._trial)
-    other = copy.deepcopy(model)
-    before = forward.logprobs(batch)["old_logprobs"]
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    found = Forward(other, PolicySettings()).logprobs(batch)["old_logprobs"][batch.response_mask]
-    torch.testing.assert_close(found, torch.full_like(found, -math.log(VOCABULARY)))
-    assert torch.equal(forward.logprobs(batch)["old_logprobs"], before)
-
-
-@pytest.mark.slow
 def test_a_compiler_that_fails_leaves_the_layers_as_they_were(monkeypatch, caplog):
     def broken(graph, inputs):
         raise RuntimeError("no Triton")
@@ -124,15 +106,6 @@ def test_a_compiler_that_fails_leaves_the_layers_as_they_were(monkeypatch, caplo
     assert "no Triton" in message
     for one, other in zip(values_and_gradients(forward, model, batch), expected, strict=True):
         assert torch.equal(one, other)
-
-
-def test_layers_that_compute_something_else_are_not_used(graphs, monkeypatch, caplog):
-    monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
-    forward = Forward(make_model(), PolicySettings())
-    results = iter([torch.ones(9, 4) + torch.eye(9, 4), torch.ones(9, 4)])
-    with caplog.at_level(logging.WARNING):
-        assert not compile_layers(forward.model, lambda *batch: next(results))
-    assert "standard deviations" in caplog.text
 
 
 def test_on_a_cpu_nothing_is_compiled():

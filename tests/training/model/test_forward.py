@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from retrain.training.model.forward import Forward, longest_packed_row
+from retrain.training.model.forward import Forward
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import MODELS, make_batch, make_model, values_and_gradients
 
@@ -40,13 +40,6 @@ def test_logprobs_are_those_of_the_models_own_forward(kind, temperature):
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_what_is_packed_and_what_is_not(kind):
     forward = Forward(make_model(kind), PolicySettings())
-    assert forward.packed_limit == (float("inf") if kind in PACKED else 6.0 if kind == "windowed" else 0.0)
-    assert forward.splits == (kind != "capped")
-
-
-@pytest.mark.parametrize("kind", list(MODELS))
-def test_the_same_is_packed_where_a_frozen_base_is_held_in_bfloat16(kind):
-    forward = Forward(make_model(kind).bfloat16(), PolicySettings(dtype="bfloat16"))
     assert forward.packed_limit == (float("inf") if kind in PACKED else 6.0 if kind == "windowed" else 0.0)
     assert forward.splits == (kind != "capped")
 
@@ -90,35 +83,3 @@ def test_columns_do_not_depend_on_micro_batches_order_or_padding(seed, budget, c
     for name, table in whole.items():
         torch.testing.assert_close(found[name][:, : table.shape[1]], table[order], rtol=1e-5, atol=1e-5)
         assert not found[name][~wide.response_mask].any()
-
-
-def test_the_model_remains_usable_by_itself(tmp_path):
-    model, batch = make_model(), make_batch()
-    before = model.generate(batch.input_ids[:1, :2], max_new_tokens=4, do_sample=False, pad_token_id=0)
-    Forward(model, PolicySettings()).logprobs(batch)
-    after = model.generate(batch.input_ids[:1, :2], max_new_tokens=4, do_sample=False, pad_token_id=0)
-    assert torch.equal(before, after)
-    model.save_pretrained(tmp_path)
-    assert "retrain" not in (tmp_path / "config.json").read_text()
-
-
-def test_bfloat16_products_stay_near_float32():
-    model, batch = make_model(), make_batch()
-    exact = Forward(model, PolicySettings()).logprobs(batch)["old_logprobs"]
-    fast = Forward(model, PolicySettings(dtype="bfloat16")).logprobs(batch)["old_logprobs"]
-    assert 0 < (exact - fast).abs().max() < 0.3
-
-
-@pytest.mark.parametrize(
-    ("config", "limit"),
-    [
-        ({}, float("inf")),
-        ({"sliding_window": 7}, 7),
-        ({"sliding_window": 7, "use_sliding_window": False}, float("inf")),
-        ({"sliding_window": 7, "layer_types": ["full_attention"]}, float("inf")),
-        ({"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}, 7),
-        ({"attention_chunk_size": 5, "layer_types": ["chunked_attention"]}, 5),
-    ],
-)
-def test_rows_are_packed_only_within_the_attention_window(config, limit):
-    assert longest_packed_row(type("Config", (), config)()) == limit

@@ -16,11 +16,10 @@ from retrain.training.model.loading import load_model, save_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Problem
-from tests.make_checkpoint import make_checkpoint, make_tokenizer
+from tests.make_checkpoint import make_checkpoint
 
 pytestmark = pytest.mark.numeric
 
-MESSAGES = [{"role": "system", "content": "be short"}, {"role": "user", "content": "1+2?"}]
 PROBLEMS = [Problem(id=str(i), prompt=f"{i}+1?\n", answer=str(i + 1), solution=f"so {i + 1}") for i in range(30)]
 
 
@@ -47,13 +46,6 @@ def test_directory_loads_with_its_weights_and_every_stop_id(llama):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.model.parameters(), strict=True))
 
 
-def test_missing_pad_token_is_filled_in(checkpoints):
-    loaded = load_model(str(checkpoints / "gpt2"), dtype="bfloat16")
-    assert loaded.tokenizer.pad_token == "<|eos|>"
-    assert loaded.stop_ids == (1,)
-    assert loaded.model.dtype is torch.bfloat16
-
-
 def test_builtin_needs_texts_and_has_a_name():
     loaded = load_model("builtin:tiny", problems=PROBLEMS)
     assert loaded.stop_ids == (2,)
@@ -72,20 +64,11 @@ def change_config(directory, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def cut_weights(directory):
-    path = directory / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
         (lambda d: (d / "config.json").unlink(), ComponentError, "no config.json"),
-        (lambda d: (d / "config.json").write_text("{"), StorageError, "not a valid JSON"),
-        (lambda d: (d / "model.safetensors").unlink(), StorageError, "no file named model.safetensors"),
         (lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), StorageError, "weights cannot be read"),
-        (cut_weights, StorageError, "weights cannot be read"),
-        (lambda d: change_config(d, model_type="unheard-of"), ComponentError, "cannot be loaded as a causal"),
         (lambda d: change_config(d, num_hidden_layers=3), StorageError, r"no weights for model\.layers\.2"),
         (
             lambda d: change_config(d, model_type="own", auto_map={"AutoConfig": "x.C", "AutoModelForCausalLM": "x.M"}),
@@ -161,25 +144,10 @@ def test_an_adapter_that_names_another_model_is_refused(llama):
         load_model(str(llama))
 
 
-def test_a_directory_in_the_home_directory(llama, monkeypatch):
-    monkeypatch.setenv("HOME", str(llama.parent))
-    assert load_model(f"~/{llama.name}").name == f"~/{llama.name}"
-
-
 def test_unreachable_hub_is_a_storage_error(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(StorageError, match=r"there is no directory nobody-here.* the hub cannot be reached"):
         load_model("nobody-here/no-such-model")
-
-
-def test_model_without_any_end_is_refused(llama):
-    change_config(llama, eos_token_id=None)
-    tokenizer = make_tokenizer()
-    tokenizer.eos_token = None
-    tokenizer.save_pretrained(llama)
-    (llama / "generation_config.json").unlink()
-    with pytest.raises(ComponentError, match="no end-of-sequence token"):
-        load_model(str(llama))
 
 
 def held(model):
@@ -223,13 +191,6 @@ def test_adapters_are_saved_merged_and_apart(tmp_path, family):
     assert torch.allclose(expected, load_model(str(tmp_path / "model")).model(ids).logits, atol=1e-3)
     adapted = PeftModel.from_pretrained(load_model(str(tmp_path / "base")).model, tmp_path / "adapter")
     assert torch.allclose(expected, adapted(ids).logits, atol=1e-3)
-
-
-def test_saving_where_no_directory_can_be_is_a_storage_error(checkpoints, tmp_path):
-    (tmp_path / "file").write_text("")
-    loaded = load_model(str(checkpoints / "llama"))
-    with pytest.raises(StorageError, match="cannot be written"):
-        save_model(tmp_path / "file" / "model", loaded.model, loaded.tokenizer, loaded.model.state_dict())
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -1,12 +1,11 @@
 """Adapters: merged weights, state, peft's format, reference without a copy."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from retrain.errors import ComponentError, MissingExtraError, StorageError
+from retrain.errors import MissingExtraError
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.model.test_forward import own_logprobs
@@ -60,48 +59,6 @@ def test_reference_is_the_base_model_with_adapters_off():
     assert (trained.logprobs(batch)["old_logprobs"] - reference(batch)).abs().max() > 1e-4
 
 
-def test_adapter_is_saved_in_pefts_format(tmp_path):
-    from peft import PeftModel
-
-    trained, batch = policy(), make_batch()
-    trained.update(batch, make_objective())
-    trained.save_adapter(tmp_path)
-    loaded = PeftModel.from_pretrained(make_model(), str(tmp_path)).base_model.model
-    torch.testing.assert_close(own_logprobs(loaded, batch), own_logprobs(trained.model, batch), rtol=1e-5, atol=1e-5)
-
-
-def test_an_adapter_that_cannot_be_written_leaves_the_last_one_whole(tmp_path, monkeypatch):
-    import peft.peft_model
-    from safetensors import SafetensorError
-
-    trained, folder = policy(), tmp_path / "adapter"
-    trained.save_adapter(folder)
-    first = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(first)
-
-    def fills(tensors, file, **options):
-        """Write a half, as a disk that is full does."""
-        Path(file).write_bytes(b"half")
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    trained.update(make_batch(), make_objective())
-    with monkeypatch.context() as patch:
-        patch.setattr(peft.peft_model, "safe_save_file", fills)
-        with pytest.raises(StorageError, match=r"adapter cannot be written: .*No space left.*; free some space"):
-            trained.save_adapter(folder)
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
-    assert list(tmp_path.iterdir()) == [folder]
-    trained.save_adapter(folder)
-    assert {file.name for file in folder.iterdir()} == set(first)
-    assert (folder / "adapter_model.safetensors").read_bytes() != first["adapter_model.safetensors"]
-
-
-def test_an_adapter_cannot_take_the_place_of_a_file(tmp_path):
-    (tmp_path / "adapter").write_text("")
-    with pytest.raises(StorageError, match="adapter cannot be written: Not a directory"):
-        policy().save_adapter(tmp_path / "adapter")
-
-
 def test_dropout_acts_in_the_update_only():
     trained, batch = policy(dropout=0.5), make_batch()
     for _ in range(2):
@@ -110,21 +67,6 @@ def test_dropout_acts_in_the_update_only():
     losses = {trained.update(batch, make_objective("reinforce"))["loss/total"] for _ in range(2)}
     assert len(losses) == 2
     assert not any(module.training for module in trained.model.modules())
-
-
-def test_seed_decides_the_adapters_and_the_global_generator_is_left_alone():
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    one = policy(seed=0).state_dict()["model"]
-    assert torch.equal(torch.rand(1), expected)
-    two = policy().state_dict()["model"]
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_unknown_layers_are_a_user_error():
-    with pytest.raises(ComponentError, match="target_modules"):
-        policy(target_modules=("no_such_layer",))
 
 
 def test_a_missing_extra_is_named(monkeypatch):
@@ -154,10 +96,3 @@ def test_merged_weights_keep_the_update_whatever_the_base_is_held_in(kind, lr, d
         assert merged[name].dtype == torch.float32
         assert (merged[name].double() - base[name].double() - update).norm() < 1e-3 * update.norm(), name
     assert all(merged[name].data_ptr() == base[name].data_ptr() for name in base.keys() - found.keys())
-
-
-def test_only_linear_layers_and_embeddings_get_adapters():
-    model = make_model("llama")
-    model.model.layers[0].mlp.extra = torch.nn.Conv1d(3, 3, 1)
-    with pytest.raises(ComponentError, match=r"target_modules: model.layers.0.mlp.extra is not a linear layer"):
-        TorchPolicy(model, PolicySettings(lora=LoraSettings(target_modules=("extra",))))
