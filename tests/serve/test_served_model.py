@@ -1,5 +1,6 @@
 """What an openai client gets from `retrain serve RUN`."""
 
+import gc
 import threading
 from contextlib import closing, contextmanager
 
