@@ -60,7 +60,7 @@ _DECORATED = re.compile(
     rf"(?:{_CURRENCY}| )*([-+\u2212]?)(?:{_CURRENCY}| )*((?:[\d.]|\\[dtc]?frac)[^$]*?)"
     rf" ?(%)?(?: ?(?:[/\u00b7.] ?)?{_UNIT})* ?(%)?[ .,;:]*"
 )
-_ENDS = re.compile(r"\A(?:\$|\s)+|(?:\\\\(?:\[[^\[\]]*\])?|\\newline(?![A-Za-z])|\\?[,;: ]|(?<!\.)\.|\s|\$)+\Z")
+_ENDS = re.compile(r"\A(?:\$|\s)+|(?:\\\\(?:\[[^\[\]]*\])?|\\newline(?![A-Za-z])|\\?[,;:]|\\ |(?<!\.)\.|\s|\$)+\Z")
 """Dollar signs, blanks and punctuation at the ends of an answer, and line breaks after it."""
 
 
