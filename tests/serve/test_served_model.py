@@ -155,6 +155,7 @@ def test_the_models_are_one_policy(client):
         (CHAT, {"messages": "hello"}, "messages"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": None}, "messages"),
+        (CHAT, {"messages": [{"role": "wizard", "content": "1+1="}]}, "messages"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
         (TEXT, {"prompt": 5}, "prompt"),
         (TEXT, {"prompt": [10**9]}, "prompt"),
@@ -178,6 +179,13 @@ def test_half_of_a_surrogate_pair_is_refused(url):
         status, answer = post(url, path, body)
         assert (status, "surrogate" in answer["error"]["message"]) == (400, True)
     assert post(url, TEXT, {"prompt": "1\U0001f600+1=", "max_tokens": 2})[0] == 200, "a whole pair is a character"
+
+
+def test_an_unexpected_exception_is_answered_as_json(url, monkeypatch):
+    monkeypatch.setattr(served_model, "plain_messages", lambda messages: messages[0]["missing"])
+    status, answer = post(url, CHAT, {"messages": [user("1+1=")]})
+    assert (status, answer["error"]["type"]) == (500, "server_error")
+    assert "KeyError: 'missing'" in answer["error"]["message"]
 
 
 def test_fields_without_effect_are_accepted(client):
