@@ -65,6 +65,7 @@ _COMMANDS = (
         _ROOT,
     ),
     (re.compile(r" ?\\(?:times|cdot|div)(?![a-z]) ?"), _TIMES),
+    (re.compile(r"\\(?:text|mathrm)\s*\{\s*([A-Za-z/]+)\s*\}(?=\s*\^)"), r" \1"),
     (re.compile(r"\\pi(?![a-z])"), _PI),
     (re.compile(r"\{\\,\}|\\,"), ","),
     (re.compile(r"\\!|(?<=\d)\\[;: ](?=\d{3}(?!\d))"), ""),
@@ -84,7 +85,7 @@ _CURRENCY = re.compile(
 )
 """Currency before a number, which separates it from its sign or from an operator: -$5, 3 * US$5."""
 _OPERATOR = re.compile(
-    rf"(?:(?<=[0-9)}}])( *)[*+\u2212]\1|(?<=[\w)}}%\u00b0]) *[/^\u00b7\u22c5\u00f7{_TIMES}] *)"
+    rf"(?:(?<=[0-9)}}])( *)[*xX+\u2212]\1|(?<=[\w)}}%\u00b0]) *[/^\u00b7\u22c5\u00f7{_TIMES}] *)"
     rf"(?=[-\u2212.0-9({{{_ROOT}])"
 )
 """Operator before a number. Unequal spaces around some of them are rather those of a list or of Markdown."""
@@ -142,7 +143,7 @@ def last_number(text: str) -> str | None:
         parts = _SPLIT.split(text[start:end])
         while not any(digit in parts[-1] for digit in "0123456789"):
             parts.pop()
-        part = parts[-1].rstrip(".,:/^+-\u2212_").lstrip(",:/^%\u00b0")
+        part = parts[-1].rstrip(".,:/^+-\u2212_").lstrip(",:%\u00b0")
         if text[:start][-1:] not in tuple(")}]"):  # __18__ is Markdown, and (x)_5 is a name
             part = part.lstrip("_")
         if not _NAME.match(part):
@@ -212,7 +213,8 @@ def _vulgar(found: re.Match[str]) -> str:
 def _fraction(found: re.Match[str]) -> str:
     sign, *signs, above, one, below, other = (found[group] or "" for group in (1, 2, 5, 3, 4, 6, 7))
     minus = sum(map(bool, signs)) + (sign not in ("", "+"))
-    return f" {'-' * (minus % 2)}{above or one}/{below or other} "
+    joined = found.string[found.end() : found.end() + 1].isalpha()  # a unit, or a variable
+    return f" {'-' * (minus % 2)}{above or one}/{below or other}{' ' * (not joined)}"
 
 
 def _repeating(found: re.Match[str]) -> str:
