@@ -135,6 +135,8 @@ docs: $(VENV)/.docs
 
 recording: $(VENV)/.core
 	$(BIN)/python -m docs.recording runs/quickstart docs/images/terminal.svg
+	$(BIN)/retrain train configs/quickstart.toml --fresh --set 'algorithm.transform_mode="gtpo_hicra"' --set training.max_steps=1 --set eval.problems=0 --set 'logging.name="credit"'
+	$(BIN)/python -m docs.credit runs/credit 0 docs/images/credit.svg
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py

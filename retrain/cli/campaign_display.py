@@ -20,6 +20,7 @@ from retrain.system.terminal import forgiving_output, say, shown
 from retrain.types import Observer
 
 _REFRESH_S = 1.0
+_LEGEND = "cell: accuracy; of a running run, the share of its steps that are done, then its accuracy so far"
 _STYLES = {
     "done": "green",
     "failed": "red",
@@ -78,7 +79,7 @@ class Matrix:
 
 
 def picture(facts: Mapping[str, Any]) -> Group:
-    """Return a table of conditions x seeds, and a line with the numbers of runs and the time left."""
+    """Return a table of conditions x seeds, its legend while runs go on, and a line with the runs and the time left."""
     seeds = list(dict.fromkeys(row["seed"] for row in facts["runs"]))
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("condition", style="bold", no_wrap=True)
@@ -87,7 +88,8 @@ def picture(facts: Mapping[str, Any]) -> Group:
     for condition in dict.fromkeys(row["condition"] for row in facts["runs"]):
         by_seed = {row["seed"]: row for row in facts["runs"] if row["condition"] == condition}
         table.add_row(shown(condition), *(_cell(by_seed.get(seed)) for seed in seeds))
-    return Group(table, Text(tally(facts), style="dim"))
+    legend = [Text(_LEGEND, style="dim")] if facts["running"] else []
+    return Group(table, *legend, Text(tally(facts), style="dim"))
 
 
 def tally(facts: Mapping[str, Any]) -> str:

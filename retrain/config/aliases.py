@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import tomli
+
+_SIMILARITY = 0.85
+"""Minimum similarity of a key to that of another trainer, in [0, 1]."""
 
 
 @cache
@@ -33,6 +37,12 @@ def translated(key: str, value: Any) -> str:
     if known := list(dict.fromkeys(filter(None, _inside(key, inside)))):
         return f"here {'; '.join(known)}"
     return f"here {tables[key]}" if key in tables else ""
+
+
+def nearest(key: str, value: Any) -> str:
+    """Return a suggestion for a misspelled key of another trainer, or "" if none is similar."""
+    near = next(iter(get_close_matches(key, advice_by_key(), 1, _SIMILARITY)), "")
+    return near and f'did you mean "{near}" of another trainer? {translated(near, value)}'
 
 
 def _inside(table: str, values: Mapping[str, Any]) -> Iterator[str]:

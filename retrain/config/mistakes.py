@@ -140,7 +140,7 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
         known: valid keys by table.
         data: the configuration, whose texts name its components.
     """
-    from retrain.config.aliases import translated
+    from retrain.config.aliases import nearest, translated
     from retrain.config.schema import Config
 
     key, is_table = str(path[-1]), isinstance(value, dict)
@@ -153,7 +153,8 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
         return "is a key of another trainer", f"write [model] path = {_toml(value)}"
     elif here := translated(key, value):
         return "is a key of another trainer", here
-    if not owners and (near := did_you_mean(key, siblings, cutoff=0.75)):
+    near = did_you_mean(key, siblings, nearest(key, value), cutoff=0.75)
+    if near and not owners and not is_table:
         return "unknown key", near
     if owners:
         places = " or ".join(f"[{'.'.join(owner)}]" for owner in owners[:3])

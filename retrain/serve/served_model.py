@@ -22,7 +22,7 @@ from retrain.functional.seeds import derive_seed
 from retrain.run.run_context import SamplingContext
 from retrain.serve.answers import AnswerPart, AnswerParts, Answers, events
 from retrain.serve.chat_fields import MODEL, MODELS, ChatFields, ContextLimits, TextFields, fields
-from retrain.serve.chat_sessions import plain_messages
+from retrain.serve.chat_sessions import plain_messages, untemplated
 from retrain.serve.http_app import (
     Access,
     BodyReader,
@@ -246,7 +246,7 @@ class ServedModel:
     def _chat_ids(self, given: ChatFields) -> tuple[int, ...]:
         messages = plain_messages(given.messages)
         self._limits.check(messages, given.tools)
-        whole = messages if self._chat.templated else "".join(one["content"] for one in messages)
+        whole = messages if self._chat.templated else untemplated(messages)
         return self._chat.prompt(whole, given.tools or None).ids
 
     def _text_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
