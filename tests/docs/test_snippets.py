@@ -50,7 +50,8 @@ def test_configurations_are_valid(block, tmp_path):
     rows.write_text('{"prompt": "1+1=", "question": "1+1=", "answer": "2", "solution": "2", "difficulty": 0.5}')
     block = re.sub(r'(?<=path = ")[\w/]+\.jsonl', lambda name: name[0] if Path(name[0]).exists() else str(rows), block)
     file.write_text(block.replace('"../configs/', f'"{ROOT}/configs/'))
-    (tmp_path / "base.toml").touch()  # what a file of the documentation extends
+    for name in ("base.toml", "run.toml"):  # what a file of the documentation extends
+        (tmp_path / name).touch()
     for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", TEXT, re.DOTALL):
         (tmp_path / name).write_text(code)  # the reader's own modules, which the pages show
     overrides = [f'plugins.search_paths=["plugins", "{tmp_path}"]']
