@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from retrain.types import Rollout as Rollout
     from retrain.types import Sampling as Sampling
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULES = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",
