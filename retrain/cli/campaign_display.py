@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.campaign.work.progress import Progress
-from retrain.cli.run_display import clock
+from retrain.cli.run_display import can_be_live, clock
 from retrain.system.terminal import forgiving_output, say, shown
 from retrain.types import Observer
 
@@ -35,12 +34,11 @@ _STYLES = {
 def matrix(plain: bool) -> Generator[Observer]:
     """Return an observer that displays a campaign while the context is open.
 
-    It prints lines instead of the live matrix if `plain` is set, if the environment sets NO_COLOR or TERM=dumb, or if
-    the output is not a terminal.
+    It prints lines instead of the live matrix if `plain` is set or the output cannot show it, see `can_be_live`.
     """
     with forgiving_output():
         console = Console(highlight=False)
-        if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
+        if plain or not can_be_live(console):
             yield lines
             return
         # auto_refresh would start a thread, and the worker must be single-threaded when it starts processes.

@@ -11,6 +11,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -49,13 +50,20 @@ _LABEL, _VALUE = 22, 9
 _SAMPLE_LINES = 3
 
 
+def can_be_live(console: Console) -> bool:
+    """Return True in a terminal, and in a notebook with ipywidgets, unless NO_COLOR or TERM=dumb is set."""
+    if "NO_COLOR" in os.environ or console.is_dumb_terminal:
+        return False
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
 @contextmanager
 def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
     """Return an observer that displays a run while the context is open.
 
-    It prints lines instead of the live screen if `plain` is set, if the environment sets NO_COLOR or TERM=dumb, or if
-    the output is not a terminal. With `as_json` it prints only one JSON object per event to standard output, and
-    output of libraries goes to standard error. A run continues if the output cannot be written.
+    It prints lines instead of the live screen if `plain` is set or the output cannot show it, see `can_be_live`. With
+    `as_json` it prints only one JSON object per event to standard output, and output of libraries goes to standard
+    error. A run continues if the output cannot be written.
     """
     with forgiving_output():
         if as_json:
@@ -64,7 +72,7 @@ def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
                 yield partial(_json_line, output)
             return
         console = Console(highlight=False)
-        if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
+        if plain or not can_be_live(console):
             yield Lines()
             return
         screen = Screen(console)

@@ -520,7 +520,9 @@ def _checkpoint_layers(model: Any) -> None:
     transformers checkpoints layers in training mode only, so that the layers are put into it; the modules inside them
     stay in eval mode.
     """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Its name before transformers 5.23 goes with version 6.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
