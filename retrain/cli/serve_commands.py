@@ -79,7 +79,7 @@ def _serve_policy(
     """Serve a trained model until a signal arrives."""
     needs_server()
     from retrain.cli.run_display import Lines
-    from retrain.run.reopen import reopen, reopen_sampler
+    from retrain.run.reopen import reopen
     from retrain.serve.http_app import Access
     from retrain.serve.policy_endpoint import PolicyEndpoint
     from retrain.serve.served_model import ServedModel
@@ -88,7 +88,7 @@ def _serve_policy(
     warn_of_host(access[0], access[2], "send requests to the policy")
     with ExitOnSigterm() as sigterm:
         if episodes is None:
-            context = reopen_sampler(run, overrides, Lines(), trust=trust)
+            context = reopen(run, overrides, Lines(), "sampler", trust=trust)
             start = partial(ServedModel, context, Access(*access))
         else:
             context = kept = reopen(run, overrides, Lines(), trust=trust)

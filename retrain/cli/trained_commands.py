@@ -65,10 +65,10 @@ def _measured(context: RunContext, out: Path | None) -> dict[str, Any]:
     from retrain.run.evaluate import measure
     from retrain.storage.run_directory import write_evaluation
 
-    row, completions = measure(context, context.steps)
+    row, completions = measure(context, context.trained.steps)
     if out is not None:
         for name, rows in completions.items():
-            write_evaluation(out, context.steps, name, rows)
+            write_evaluation(out, context.trained.steps, name, rows)
     return row
 
 
@@ -86,9 +86,9 @@ def sample(
     messages is used as it is.
     """
     thread_waiting.spin_if_quiet()
-    from retrain.run.reopen import reopen_sampler
+    from retrain.run.reopen import reopen
 
-    context = reopen_sampler(run, overrides or (), only_warnings, trust=trust)
+    context = reopen(run, overrides or (), only_warnings, "sampler", trust=trust)
     from retrain.tools.conversation import completions
 
     try:
@@ -162,12 +162,12 @@ def export(
 
     The access token for uploading is read from the environment variable HF_TOKEN.
     """
-    from retrain.run.reopen import reopen_trained
+    from retrain.run.reopen import reopen
 
     if (directory / "config.json").exists() and not (directory / SUMS).exists():
         problem = f"{directory} holds a model that `retrain export` did not write"
         raise StorageError(f"{problem}; choose another directory, or delete this one")
-    trained = reopen_trained(run, only_warnings, trust=trust)
+    trained = reopen(run, (), only_warnings, "weights", trust=trust)
     from retrain.run.export import export as write
     from retrain.run.export import push
 

@@ -153,9 +153,9 @@ def _sample(
         temperature=temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
-        stop_ids=context.loaded.stop_ids,
+        stop_ids=context.trained.loaded.stop_ids,
         seed=derive_seed(settings.seed, "evaluation"),
-        vocabulary=context.loaded.vocabulary,
+        vocabulary=context.trained.loaded.vocabulary,
     )
     max_tokens = settings.max_tokens or context.config.training.max_tokens
     sampled = roll(context, rendered, requests_for(rendered, samples, max_tokens), sampling)

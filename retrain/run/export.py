@@ -95,7 +95,7 @@ def _card(trained: TrainState, folder: Path, dtype: str) -> CardFacts:
         folder: the exported model.
         dtype: of its weights.
     """
-    run = trained.directory.path
+    run = trained.run
     return CardFacts(
         name=run.resolve().name,
         config=read_json(run / "config.resolved.json"),

@@ -87,7 +87,7 @@ def train(
                     record(context, collection, batch, metrics | timer.metrics())
             if bad := _diverging(context):
                 raise diverged(context, collection, batch, bad)
-            context.steps = done
+            context.trained.steps = done
             if due(done, context.config.eval.every, _last(context, done)):
                 with _saving(context, collector, stop, start, done):
                     evaluate_and_record(context, done, collector)
@@ -102,7 +102,7 @@ def _checkpoint(context: RunContext, collector: Collector, done: int, stopped: s
     ends = stopped and done < _last(context, done)
     left = collector.drain() if ends else ""
     context.directory.save_checkpoint(done, collector.state_dict(done))
-    if unsaved := context.pipeline.unsaved():
+    if unsaved := context.trained.pipeline.unsaved():
         context.observe("message", {"text": unsaved, "level": "warning"})
     if ends:
         raise Preempted(f"stopped by {stopped} after step {done}; --resume auto continues from there{left}")
@@ -175,8 +175,8 @@ def _diverging(context: RunContext) -> list[str]:
 
     Metrics are not read: those of a plug-in may have any name.
     """
-    models = {"policy": context.policy}
-    models |= {name: getattr(part, "model", None) for name, part in context.pipeline.stateful.items()}
+    models = {"policy": context.trained.policy}
+    models |= {name: getattr(part, "model", None) for name, part in context.trained.pipeline.stateful.items()}
     return [name for name, model in models.items() if getattr(model, "nonfinite", 0) >= _MAX_NONFINITE]
 
 
@@ -188,7 +188,7 @@ def diverged(context: RunContext, collection: Collection, batch: Batch | None, b
     """
     step = collection.step
     context.directory.write_rollouts(
-        step, rollout_rows(context.chat, context.pipeline, collection, batch), name="diverged"
+        step, rollout_rows(context.chat, context.trained.pipeline, collection, batch), name="diverged"
     )
     return DivergedError(
         f"loss or gradients were not finite {_MAX_NONFINITE} times in a row, last at step {step} "
@@ -216,28 +216,28 @@ def update(
         return {"update/skipped": 1.0} | collection.dropped, None
     with timer("credit"), context.ranks.during(f"the credit of step {collection.step}"):
         batch = scored_by_policy(context, batch)
-        metrics |= context.pipeline.before(batch)
-        batch, credit = context.pipeline.credit(batch)
-        keep, counts = context.pipeline.informative(batch)
+        metrics |= context.trained.pipeline.before(batch)
+        batch, credit = context.trained.pipeline.credit(batch)
+        keep, counts = context.trained.pipeline.informative(batch)
         sampled = torch.arange(len(keep), device=keep.device) < len(collection.kept)
         share = len(batch.group_ids[keep & sampled].unique()) / context.prompts
         if context.ranks.size > 1:
             from retrain.run.distributed_wrappers import check_credit
 
-            check_credit(context.ranks, context.pipeline, batch)
+            check_credit(context.ranks, context.trained.pipeline, batch)
         metrics |= credit | {"groups/informative": share} | added((collection.dropped, counts))
-        if idle := context.pipeline.unmarked(batch):
+        if idle := context.trained.pipeline.unmarked(batch):
             context.observe("message", {"text": idle, "level": "warning"})
     with timer("update"), context.ranks.during(f"the update of step {collection.step}"):
-        epochs = EpochCredit(context.pipeline, batch)
-        if context.pipeline.holds_policy(collection.step):
+        epochs = EpochCredit(context.trained.pipeline, batch)
+        if context.trained.pipeline.holds_policy(collection.step):
             metrics |= {"update/skipped": 1.0, "update/held": 1.0}
         else:
-            metrics |= context.policy.update(
-                batch, context.objective, epochs if context.pipeline.is_epochwise else None
+            metrics |= context.trained.policy.update(
+                batch, context.trained.objective, epochs if context.trained.pipeline.is_epochwise else None
             )
     with timer("credit"):
-        metrics |= context.pipeline.after(epochs.batch) | epochs.first
+        metrics |= context.trained.pipeline.after(epochs.batch) | epochs.first
     return metrics, batch
 
 
@@ -248,14 +248,17 @@ def record(context: RunContext, collection: Collection, batch: Batch | None, met
     context.directory.append("metrics.jsonl", row)
     settings = context.config.logging
     if settings.rollouts_every and step % settings.rollouts_every == 0:
-        context.directory.write_rollouts(step, rollout_rows(context.chat, context.pipeline, collection, batch))
+        context.directory.write_rollouts(step, rollout_rows(context.chat, context.trained.pipeline, collection, batch))
         if settings.completions:
             shown = shown_rows(collection.rollouts[: settings.completions])
             for tracker in context.trackers:
                 tracker.completions(step, shown)
     for tracker in context.trackers:
         tracker.log(step, collection.metrics | metrics)
-    shown = {"max_steps": context.config.training.max_steps, "memory_mb": peak_memory(context.policy.device) / 1e6}
+    shown = {
+        "max_steps": context.config.training.max_steps,
+        "memory_mb": peak_memory(context.trained.policy.device) / 1e6,
+    }
     context.observe("step", row | shown)
     context.observe("sample", shown_rows(collection.rollouts[:1])[0])
     if context.findings is not None:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Literal, overload
 from weakref import finalize
 
 from retrain import registry
@@ -15,8 +15,9 @@ from retrain.config.foreign_values import ForeignValue, in_components, in_sectio
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
 from retrain.errors import ConfigError, ConfigProblem, EngineError, StorageError
+from retrain.protocols import ALONE
 from retrain.registry.foreign_code import FIX, refused
-from retrain.run.run_context import RunContext, SamplingContext, TrainState
+from retrain.run.run_context import RunContext, TrainState
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import CONFIG, RunDirectory
 from retrain.storage.run_files import read_rows, understood, with_current_keys
@@ -24,16 +25,27 @@ from retrain.system.files import plain_files
 from retrain.system.records import read_json
 from retrain.types import Observer, State
 
+Parts = Literal["all", "sampler", "weights", "initial"]
+"""What `reopen` builds."""
 
+
+@overload
+def reopen(
+    target: Path, overrides: Sequence[str], observe: Observer, parts: Literal["weights"], *, trust: bool = False
+) -> TrainState: ...
+@overload
 def reopen(
     target: Path,
     overrides: Sequence[str],
     observe: Observer,
+    parts: Literal["all", "sampler", "initial"] = "all",
     *,
     trust: bool = False,
-    trained: bool = True,
-) -> RunContext:
-    """Return the context of a finished or interrupted run, with its weights in policy and sampler.
+) -> RunContext: ...
+def reopen(
+    target: Path, overrides: Sequence[str], observe: Observer, parts: Parts = "all", *, trust: bool = False
+) -> RunContext | TrainState:
+    """Return a finished or interrupted run, with its weights in policy and sampler.
 
     Nothing is written to the run's directory. Files for the engine go to a temporary directory,
     which is deleted with the context.
@@ -42,32 +54,37 @@ def reopen(
         target: a run directory, its `best`, or one of its checkpoints. A run directory selects its
             final model, or its newest valid checkpoint if it has no final model.
         overrides: `key=value`, as after `--set`.
+        parts: "sampler" leaves out rewards, environment, row sources and trackers. "weights" also leaves out
+            the sampler, so the run's engine need not be installed or reachable. "initial" is everything,
+            with the weights that the run started from.
         trust: run all code and connect to the servers that the run's configuration names.
-        trained: load the trained weights; otherwise keep the run's initial weights.
     Raises:
         ConfigError: there is no run at this path, an override is invalid, or the run needs `trust`.
         StorageError: there is no valid checkpoint, or it needs `trust`.
         EngineError: the run's engine cannot be used here.
     """
-    run, saved = _locate(target, observe) if trained else (target, None)
-    from retrain.run.build import build  # torch and transformers take seconds to import
+    run, saved = (target, None) if parts == "initial" else _locate(target, observe)
+    from retrain.run.build import build, build_sampling, build_trained  # torch takes seconds to import
 
-    loaded = stored(run, overrides, trained and saved is None, trust=trust)
+    chosen = (*overrides, f"rollout.engine={AUTO}") if parts == "weights" else overrides
+    loaded = stored(run, chosen, saved is None and parts != "initial", trust=trust)
+    if parts == "weights":
+        trained = build_trained(loaded, run, ALONE, observe)
+        _restore(trained, run, saved, observe)
+        return trained
     with _opening(loaded, observe) as directory:
-        return _synced(build(loaded, directory, observe), run, saved, trained)
-
-
-def reopen_sampler(
-    target: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False
-) -> SamplingContext:
-    """Return a context for sampling only, without rewards, environment and trackers; see `reopen`."""
-    run, saved = _locate(target, observe)
-    from retrain.run.build import build_sampling
-
-    loaded = stored(run, overrides, saved is None, trust=trust)
-    with _opening(loaded, observe) as directory:
-        task = loaded.task(loaded.config.training.seed)
-        return _synced(build_sampling(loaded, directory, task, observe), run, saved)
+        if parts == "sampler":
+            context = build_sampling(loaded, directory, loaded.task(loaded.config.training.seed), observe)
+        else:
+            context = build(loaded, directory, observe)
+        try:
+            if parts != "initial":
+                _restore(context.trained, run, saved, observe)
+            context.sync(context.trained.policy.step)
+        except BaseException:
+            context.close()
+            raise
+    return context
 
 
 @contextmanager
@@ -86,21 +103,6 @@ def _opening(loaded: LoadedConfig, observe: Observer) -> Generator[RunDirectory]
         if engine is not None and registry.engine.traits_of(engine.component).remote:
             raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
         raise
-
-
-_P = TypeVar("_P", bound=SamplingContext)
-
-
-def _synced(context: _P, run: Path, saved: State | None, trained: bool = True) -> _P:
-    """Load the trained weights into policy and sampler, and return the context."""
-    try:
-        if trained:
-            _restore(context, run, saved)
-        context.sync(context.policy.step)
-    except BaseException:
-        context.close()
-        raise
-    return context
 
 
 def each_checkpoint(
@@ -123,8 +125,8 @@ def each_checkpoint(
                 context = reopen(path, overrides, observe, trust=trust)
                 yield context
             else:
-                _restore(context, run, checkpoint.load(path))
-                context.sync(context.policy.step)
+                _restore(context.trained, run, checkpoint.load(path), observe)
+                context.sync(context.trained.policy.step)
                 yield context
     finally:
         if context is not None:
@@ -134,25 +136,7 @@ def each_checkpoint(
         raise ConfigError([ConfigProblem(str(run), 0, 0, "run", "has no valid checkpoint", fix)])
 
 
-def reopen_trained(target: Path, observe: Observer, *, trust: bool = False) -> TrainState:
-    """Return only the trained weights and signals of a run or checkpoint, to export them.
-
-    Nothing samples, so the run's engine need not be installed or reachable.
-
-    Raises:
-        ConfigError: there is no run at this path, or the run needs `trust`.
-        StorageError: there is no valid checkpoint, or it needs `trust`.
-    """
-    run, saved = _locate(target, observe)
-    from retrain.run.build import build_trained
-
-    loaded = stored(run, (f"rollout.engine={AUTO}",), saved is None, trust=trust)
-    trained = build_trained(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
-    _restore(trained, run, saved)
-    return trained
-
-
-def _restore(trained: TrainState, run: Path, saved: State | None) -> None:
+def _restore(trained: TrainState, run: Path, saved: State | None, observe: Observer) -> None:
     """Load a checkpoint, or without one the final model's adapter.
 
     `stored` has already selected the other weights of the final model.
@@ -163,7 +147,7 @@ def _restore(trained: TrainState, run: Path, saved: State | None) -> None:
             trained.policy.load_adapter(trained.final / "adapter")
     else:
         with understood(run):
-            trained.restore(saved)
+            trained.restore(saved, observe)
 
 
 def stored(run: Path, overrides: Sequence[str], final: bool, *, trust: bool = False) -> LoadedConfig:

@@ -113,7 +113,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
             finish(context, time.perf_counter() - began)
         except UserCodeError as error:
             if not str(error).endswith(
-                note := f"after {context.steps} steps"
+                note := f"after {context.trained.steps} steps"
             ):  # an error from another rank has the note already
                 error.add_note(note)
             raise
@@ -267,10 +267,11 @@ def _findings(context: RunContext, start: int) -> RunFindings | None:
         return None
     rows, evals = (read_rows(context.directory.path / f"{name}.jsonl") for name in ("metrics", "eval"))
     problems = map(context.task.problem, range(_PROMPTS)) if start == 0 and context.source is None else ()
+    components = context.trained.components
     evidence = Evidence(
         config=context.config,
-        rewards=context.components.all("reward"),
-        losses=context.components.all("loss"),
+        rewards=components.all("reward"),
+        losses=components.all("loss"),
         hidden=context.chat.hidden,
         written=context.chat.written.values(),
         prompts=[one.prompt for one in problems if isinstance(one.prompt, str)],
@@ -285,7 +286,7 @@ def finish(context: RunContext, seconds: float) -> None:
     from retrain.run.export import export
 
     folder, run = context.directory.path / "model", context.directory.path
-    export(context, folder)
+    export(context.trained, folder)
     repeated = context.findings.after_run() if context.findings is not None else ""
     with understood(run):
         text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))

@@ -35,7 +35,7 @@ def test_the_best_evaluation_is_kept_and_can_be_used(train):
     assert best_step(run) == expected["step"]
     parts = reopen(run / "best", (), nothing)
     try:
-        again = evaluate(parts, parts.steps)
+        again = evaluate(parts, parts.trained.steps)
     finally:
         parts.close()
     assert (again["step"], again["accuracy"]) == (expected["step"], expected["accuracy"])
@@ -90,7 +90,7 @@ def test_every_checkpoint_is_evaluated_and_a_damaged_one_left_out(train):
     said = []
     found = []
     for parts in each_checkpoint(run, (), lambda event, details: said.append(details.get("text", ""))):
-        found.append(json.loads(json.dumps(evaluate(parts, parts.steps))))
+        found.append(json.loads(json.dumps(evaluate(parts, parts.trained.steps))))
     stored = [row for row in rows(run / "eval.jsonl") if row["step"] in (1, 3)]
     assert found == stored, "what was measured in training is measured again"
     assert any("step-000002" in text and "it is skipped" in text for text in said)

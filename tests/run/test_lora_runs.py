@@ -34,7 +34,7 @@ def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr,
     for target in (run, run / "checkpoints" / "step-000008"):
         parts = opened(target)
         try:
-            assert worst(parts.policy, partial(fused_matrix, parts.sampler, parts.policy)) < 1e-3
+            assert worst(parts.trained.policy, partial(fused_matrix, parts.sampler, parts.trained.policy)) < 1e-3
             assert evaluate(parts, 8) == last, "in the run, and after it"
         finally:
             parts.close()
@@ -44,7 +44,7 @@ def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr,
             merged = load_file(folder / "model.safetensors")
             assert {value.dtype for value in merged.values()} == {torch.float32}
             assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
-            assert worst(parts.policy, merged.__getitem__) < 1e-3
+            assert worst(parts.trained.policy, merged.__getitem__) < 1e-3
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_run_on_four_bits_stores_its_adapter_and_resumes_to_the_bit(train, sto
     base.rename(tmp_path / "elsewhere")
     parts = opened(run)
     try:
-        assert (parts.policy.adapter, parts.config.model.quantization) == (None, None)
+        assert (parts.trained.policy.adapter, parts.config.model.quantization) == (None, None)
         assert evaluate(parts, 4)["accuracy"] == last["accuracy"]
     finally:
         parts.close()

@@ -92,10 +92,10 @@ class ContinuousCollector(Collector):
         self._thread = self._new_thread()
         self._scoring = ThreadPoolExecutor(_SCORING_THREADS, "scoring", self._stop.adopt)
         seed = derive_seed(context.config.training.seed, "continuous")
-        sampling = train_sampling(context.config, context.loaded, seed)
+        sampling = train_sampling(context.config, context.trained.loaded, seed)
         self._runner = EpisodeRunner(context.sampler, self._mine.chat, sampling, context.env_pool)
         self._greedy: EpisodeRunner | None = None
-        if "greedy_rewards" in context.pipeline.reads:
+        if "greedy_rewards" in context.trained.pipeline.reads:
             self._greedy = EpisodeRunner(context.sampler, self._mine.chat, greedy_sampling(context), context.env_pool)
         self._restore((saved or {}).get(_GROUPS, {}))
         self._last = time.perf_counter()

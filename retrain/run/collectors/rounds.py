@@ -92,7 +92,7 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
     rounds: list[_Round] = []
     missing, first = context.prompts if context.source is None else 0, 0
     if context.source is not None:
-        rollouts = _episodes_of(context.pipeline, context.source)
+        rollouts = _episodes_of(context.trained.pipeline, context.source)
         rounds = [_filtered(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
         seed = derive_seed(context.config.training.seed, "sampling", step, len(rounds))
@@ -188,7 +188,7 @@ def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
     Nothing is dropped if the filter reads credit and `[rollout] resample` is off. With `resample` such
     a filter gets the round's own credit, from the state that components have after the last step.
     """
-    pipeline = context.pipeline
+    pipeline = context.trained.pipeline
     if found.kept and (context.config.rollout.resamples or pipeline.judges_rollouts):
         batch = context.layout.batch(found.kept, step).replace(problems=found.problems)
         if not pipeline.judges_rollouts:
@@ -200,5 +200,5 @@ def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
 
 def scored_by_policy(context: RunContext, batch: Batch) -> Batch:
     """Return the batch with the policy's log-probs and entropies that signals read, if there are any."""
-    columns = sorted(context.pipeline.policy_columns)
-    return batch.replace(**context.policy.logprobs(batch, columns)) if columns else batch
+    columns = sorted(context.trained.pipeline.policy_columns)
+    return batch.replace(**context.trained.policy.logprobs(batch, columns)) if columns else batch
