@@ -111,15 +111,15 @@ def play(
     """
     if not target.is_dir():
         from retrain.config.load import load
-        from retrain.run.play import by_hand
+        from retrain.tools.play import by_hand
 
         replies = (line.rstrip("\n").replace("\\n", "\n") for line in _typed("an action"))
         for text in by_hand(load(target, overrides or ()), problem, replies):
             say(text)
         return
     thread_waiting.spin_if_quiet()
-    from retrain.run.play import by_model
     from retrain.run.reopen import reopen
+    from retrain.tools.play import by_model
 
     context = reopen(target, overrides or (), only_warnings, trust=trust)
     try:

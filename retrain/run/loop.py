@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from retrain.algorithms.graph.pipeline import EpochCredit
-from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, StorageError
+from retrain.errors import DivergedError, Preempted
 from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks
@@ -23,6 +22,7 @@ from retrain.run.collectors.rounds import Collection, scored_by_policy
 from retrain.run.collectors.steps import Collector, PhaseTimer
 from retrain.run.evaluate import measure
 from retrain.run.parity import parity
+from retrain.run.rescue import saving
 from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_files import read_rows
@@ -31,7 +31,6 @@ from retrain.types import Batch, Metrics, Rollout, State
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.pipeline import Pipeline
-    from retrain.storage.run_directory import RunDirectory
     from retrain.training.chat import Chat
 
 _MAX_NONFINITE = 3
@@ -77,10 +76,10 @@ def train(
         for step in takewhile(lambda _: not context.directory.stopped, range(start, settings.max_steps)):
             seed_generators(derive_seed(settings.seed, "step", step))
             timer, done = PhaseTimer(), step + 1
-            with _saving(context, collector, stop, start, step):
+            with saving(context.directory, collector, stop, start, step):
                 collection = collector.take(step, timer)
             metrics, batch = update(context, collection, timer, partial(collector.begin, done, timer))
-            with _saving(context, collector, stop, start, done):
+            with saving(context.directory, collector, stop, start, done):
                 try:
                     metrics |= collector.sync(done, timer, batch)
                 finally:
@@ -89,7 +88,7 @@ def train(
                 raise diverged(context, collection, batch, bad)
             context.trained.steps = done
             if due(done, context.config.eval.every, _last(context, done)):
-                with _saving(context, collector, stop, start, done):
+                with saving(context.directory, collector, stop, start, done):
                     evaluate_and_record(context, done, collector)
             if (stopped := _agreed(context.ranks, stop)) or due(
                 done, context.config.checkpoint.every, _last(context, done)
@@ -126,48 +125,6 @@ def _agreed(ranks: Ranks, stop: Stop) -> str:
     if received:
         stop.requested = received
     return received
-
-
-@contextmanager
-def _saving(context: RunContext, collector: Collector, stop: Stop, start: int, done: int) -> Generator[None]:
-    """Save the state after `done` steps if the block fails with an engine or storage error.
-
-    The error is raised again, with a note on what was saved. If a signal has asked the run to stop,
-    an engine error becomes `Preempted`: the signal may have stopped the inference servers as well.
-
-    Args:
-        start: steps done when training began; nothing is saved if `done` equals it.
-    """
-    try:
-        yield
-    except (EngineError, StorageError) as error:
-        if done == start and not stop.requested:
-            raise
-        kind = EngineError if isinstance(error, EngineError) else StorageError
-        saved = "" if done == start else f"; {_rescue(context.directory, collector, done)}"
-        if stop.requested and kind is EngineError:
-            raise Preempted(f"stopped by {stop.requested}: {error}{saved}") from error
-        raise kind(f"{error}{saved}") from error
-
-
-def _rescue(directory: RunDirectory, collector: Collector, done: int) -> str:
-    """Save the state after `done` steps, and describe where a resumed run continues.
-
-    Nothing is saved if the metrics row of the last step is missing, because a resumed run would
-    never write it.
-    """
-    try:
-        recorded = directory.ranks.on_rank0(lambda: read_rows(directory.path / "metrics.jsonl"))
-    except RetrainError:
-        recorded = []
-    if not recorded or recorded[-1]["step"] != done - 1:
-        return f"step {done} is not saved, because its metrics are not; --resume auto continues before it"
-    try:
-        if directory.save_checkpoint(done, collector.state_dict(done)):
-            return f"a checkpoint of step {done} is written; --resume auto continues from there"
-    except RetrainError as error:
-        return f"step {done} could not be saved either: {error}"
-    return f"step {done} could not be saved either"
 
 
 def _diverging(context: RunContext) -> list[str]:
