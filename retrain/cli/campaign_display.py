@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.campaign.work.progress import Progress
-from retrain.cli.run_display import clock
+from retrain.cli.live_screen import clock
 from retrain.system.terminal import forgiving_output, say, shown
 from retrain.types import Observer
 

@@ -200,7 +200,7 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
     A LoRA adapter and its base stay unmerged, as in training. If the base no longer exists, the
     configuration uses the merged weights, which the embedded engine must then not round.
     """
-    from retrain.training.model.loading import is_here
+    from retrain.training.model.pretrained import is_here
 
     table = data["model"]
     adapted, made = (model / "adapter").is_dir(), model / "base"

@@ -17,7 +17,6 @@ from retrain.config.resolve import LoadedConfig
 from retrain.errors import ConfigError, ConfigProblem, RetrainError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.registry.foreign_code import refused
-from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.findings import Evidence, RunFindings
 from retrain.run.run_context import RunContext
@@ -92,8 +91,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
     path = loaded.directory
     with _directory(loaded, resume, observe, ranks) as directory, Stop() as stop:
         previous = directory.previous_config(resume.path)
-        every = (bound.component for one in (loaded, *loaded.sets.values()) for bound in one.components.every())
-        plugins = source_hashes(every)
+        plugins = _hashes(loaded)
         started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
         if previous:  # checked before torch is imported; `_accept` checks the checkpoint itself
             changes = _changes(_with_new_keys(previous, resolved, earlier), masked(resolved), resume)
@@ -120,6 +118,16 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         finally:
             context.close()
     return path
+
+
+def _hashes(loaded: LoadedConfig) -> dict[str, str]:
+    """Return the hash of each module of the user's code, by name."""
+    every = (bound.component for one in (loaded, *loaded.sets.values()) for bound in one.components.every())
+    if not (own := [one for one in every if one.source != "built-in"]):
+        return {}
+    from retrain.registry.sources import source_hashes
+
+    return source_hashes(own)
 
 
 def _collector(loaded: LoadedConfig) -> Callable[..., Any] | None:

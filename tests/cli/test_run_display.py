@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from retrain.cli.run_display import Lines, Screen, clock, display, sparkline
+from retrain.cli.live_screen import Screen, clock, sparkline
+from retrain.cli.run_display import display
+from retrain.cli.run_lines import Lines
 from retrain.system.terminal import clean
 
 

@@ -11,7 +11,6 @@ from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collectors.rollout_metrics import added, rollout_metrics, solved
 from retrain.run.collectors.rollouts import sampled, valid_rows
-from retrain.run.collectors.row_sources import AddedRows, rows_of_sources
 from retrain.run.run_context import EpisodeSource, RunContext
 from retrain.training.chat import RenderedPrompt
 from retrain.types import Batch, ExpertRow, Metrics, Rollout, State
@@ -101,7 +100,7 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
         missing -= len({one.group for one in rounds[-1].kept})
         first += len({one.group for one in rounds[-1].rollouts})
     rollouts = [one for part in rounds for one in part.rollouts]
-    brought = _with_sources(context, step, rounds, rollouts)
+    stored, experts, reported = _with_sources(context, step, rounds, rollouts) if context.row_sources else ([], [], {})
     kept = [one for part in rounds for one in part.kept]
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
     metrics |= context.sampler.metrics()
@@ -109,38 +108,43 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
         metrics |= context.ranks.rollouts.on_rank0(context.env_pool.metrics)
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     # Not between rounds: the problems of a step depend on earlier steps only.
-    metrics |= brought.metrics | context.task.learn(solved(rollouts))
+    metrics |= reported | context.task.learn(solved(rollouts))
     problems = {group: rendered for part in rounds for group, rendered in part.problems.items()}
-    rows = bool(kept or brought.experts)
-    batch = context.layout.batch(kept, step, brought.experts).replace(problems=problems) if rows else None
+    rows = bool(kept or experts)
+    batch = context.layout.batch(kept, step, experts).replace(problems=problems) if rows else None
     train = {*map(id, kept)}
     return Collection(
         step=step,
         rollouts=rollouts,
-        experts=brought.experts,
+        experts=experts,
         batch=batch,
         kept=[index for index, one in enumerate(rollouts) if id(one) in train],
         cursor=rounds[-1].cursor,
         metrics=metrics,
         dropped=added(part.dropped for part in rounds),
-        stored=brought.stored,
+        stored=stored,
     )
 
 
-def _with_sources(context: RunContext, step: int, rounds: list[_Round], rollouts: Sequence[Rollout]) -> AddedRows:
+def _with_sources(
+    context: RunContext, step: int, rounds: list[_Round], rollouts: Sequence[Rollout]
+) -> tuple[list[Rollout], list[ExpertRow], Metrics]:
     """Apply the sources to the rounds of a step.
 
     The filter drops groups of stored rollouts as well. Their round is appended to `rounds`.
+
+    Returns:
+        The stored rollouts and the expert rows that sources added, and their metrics.
     """
-    if not context.row_sources:
-        return AddedRows(set(), [], [], {})
+    from retrain.run.collectors.row_sources import rows_of_sources
+
     found = rows_of_sources(context, step, rollouts)
     for part in rounds:
         part.kept = [one for one in part.kept if one.group not in found.left_out]
     if not found.stored:
-        return found
+        return [], found.experts, found.metrics
     rounds.append(_filtered(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
-    return found._replace(stored=rounds[-1].kept)
+    return rounds[-1].kept, found.experts, found.metrics
 
 
 def _episodes_of(pipeline: Pipeline, source: EpisodeSource) -> list[Rollout]:
