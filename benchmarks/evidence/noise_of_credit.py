@@ -84,7 +84,7 @@ def report(context: RunContext, batches: Sequence[MeasuredBatch]) -> None:
             signal = float(G.inner(x, true)[0])
             variance = float((G.mean(squares) - G.inner(x, x))[0])
             whole = whole or (signal, variance)
-            value, low, high = G.ratio_interval(found.effective_snr / best, quantile).tolist()
+            value, low, high = G.log_interval(found.effective_snr / best, quantile).tolist()
             share = sum(int(mask.sum()) for mask in masks) / total
             print(
                 f"{name:<8}{kind:<42}{share:>7.1%}{signal / whole[0]:>8.2f}{variance / whole[1]:>10.2f}"

@@ -361,8 +361,8 @@ def judge(
     base, best = quality[BASELINE].effective_snr, quality[ORACLE].effective_snr
     verdicts = {
         name: Verdict(
-            Figure.of(G.ratio_interval(one.effective_snr / base, quantile), least=0.0),
-            Figure.of(G.ratio_interval(one.effective_snr / best, quantile), least=0.0),
+            Figure.of(G.log_interval(one.effective_snr / base, quantile), least=0.0),
+            Figure.of(G.log_interval(one.effective_snr / best, quantile), least=0.0),
             Figure.of(G.interval(one.bias, quantile), 0.0, 2.0),
             Figure.of(G.interval(one.noise, quantile), least=0.0),
             *others[name],
