@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from datetime import date, time
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -46,13 +48,14 @@ def _inside(table: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 def _advice(table: str, key: str, value: Any) -> str:
     found = advice_by_key().get(f"{table}.{key}") or advice_by_key().get(key, "")
-    if isinstance(found, str):
-        return found.replace("{value}", _toml(value))
+    if isinstance(found, str):  # the user fills in tables and lists
+        return found.replace("{value}", toml(value) if isinstance(value, bool | str | int | float) else "...")
     return found.get(str(value).lower().replace("-", "_")) or " or ".join(dict.fromkeys(found.values()))
 
 
-def _toml(value: Any) -> str:
-    """Format a value as in TOML; tables and lists become "...", which the user fills in."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value) if isinstance(value, int | float) else "..."
+def toml(value: Any) -> str:
+    """Format a value as in TOML."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):  # dates, integers of thousands of digits, deep nesting
+        return str(value) if isinstance(value, date | time) else f"this {type(value).__name__}"

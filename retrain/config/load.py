@@ -113,9 +113,10 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     config, wrong = _sections(document, known)
     named = [slot for slot in slots(config, document.data) if not {slot.path[:1], slot.path[:2]} & wrong]
     deferred = [slot for slot in named if needs_import(slot)]
+    naming = [(name,) for name in (*(kind.key[0] for kind in registry.KINDS.values() if kind.key), *MIXED)]
     # A component that does not exist is one mistake, together with its table.
     absent = {slot.name for slot in named if slot.name not in registry.names(slot.kind)}
-    pending = _tables(document, known, absent, may_import=bool(deferred) or any(path in wrong for path in _naming()))
+    pending = _tables(document, known, absent, may_import=bool(deferred) or any(path in wrong for path in naming))
     _check_text(document, config)
     binder = Binder(document, named, config.plugins.search_paths, known)
     bound = {slot: binder.bind(slot) for slot in named if slot not in deferred}
@@ -137,11 +138,6 @@ def _by_preset(document: Document, path: Path, problem: ConfigProblem, preset: P
     return preset is not None and (problem.file == preset.file or (place is not None and bool(place.preset)))
 
 
-def _naming() -> list[Path]:
-    """Return the paths of sections that can name code of the user."""
-    return [(name,) for name in (*(kind.key[0] for kind in registry.KINDS.values() if kind.key), *MIXED)]
-
-
 def _check_rules(document: Document, binder: Binder, config: Config, resolved: Resolved) -> None:
     """Run phase 2: check requirements of keys and components on each other and on this machine.
 
@@ -158,7 +154,6 @@ def _check_rules(document: Document, binder: Binder, config: Config, resolved: R
     written = {**read, **binder.written(), **resolved.slots}
     binder.check(lambda traits: traits.check, written, config)
     binder.check(lambda traits: traits.check_files, resolved.in_use, config)
-    binder.check(lambda traits: traits.check_code, written, config)
     document.stop()
     if config.environment.python is not None and labels(config):
         from retrain.config.environment_checks import check_interpreter

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import date, time
 from math import isfinite
 from typing import Any, cast, get_args
 
@@ -14,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import is_typeddict
 
+from retrain.config.aliases import toml, translated
 from retrain.config.document import Document
 from retrain.config.positions import Path
 from retrain.errors import did_you_mean
@@ -140,7 +139,6 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
         known: valid keys by table.
         data: the configuration, whose texts name its components.
     """
-    from retrain.config.aliases import translated
     from retrain.config.schema import Config
 
     key, is_table = str(path[-1]), isinstance(value, dict)
@@ -200,8 +198,5 @@ def _retype(path: Path, wanted: str, value: Any) -> str:
 
 def _toml(value: Any) -> str:
     """Format a value as in TOML, shortened to 60 characters."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):  # dates, integers of thousands of digits, deep nesting
-        text = str(value) if isinstance(value, (date, time)) else f"this {type(value).__name__}"
+    text = toml(value)
     return text if len(text) <= 60 else text[:57] + "..."

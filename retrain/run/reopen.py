@@ -190,10 +190,6 @@ def _refuse(file: str, values: Iterable[ForeignValue], chosen: Sequence[tuple[st
         )
 
 
-def _is_exact(engine: registry.Component) -> bool:
-    return registry.engine.traits_of(engine).exact
-
-
 def _start_from_final(model: Path, data: dict[str, Any]) -> None:
     """Change a configuration so that it starts from a final model.
 
@@ -212,8 +208,9 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
         for section in filter(lambda section: isinstance(section, dict), data.values()):
             section.pop("lora", None)
         if adapted:
-            for engine in filter(_is_exact, registry.components("engine")):
-                data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
+            for engine in registry.components("engine"):
+                if registry.engine.traits_of(engine).exact:
+                    data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
 
 
 def _without_weights(run: Path) -> tuple[str, str]:

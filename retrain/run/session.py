@@ -89,7 +89,8 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
     earlier = _earlier(resume, loaded.directory)
     resolved = loaded.resolved()
     path = loaded.directory
-    with _directory(loaded, resume, observe, ranks) as directory, Stop() as stop:
+    opened = RunDirectory(loaded.directory, resume.mode, loaded.config.checkpoint, observe, ranks)
+    with opened as directory, Stop() as stop:
         previous = directory.previous_config(resume.path)
         plugins = _hashes(loaded)
         started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
@@ -103,7 +104,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         with understood(path):
             state = directory.restore(resume.path, partial(_accept, started, resume, observe, earlier))
         directory.write_config(_source(loaded), started)
-        context = _watched(_built(loaded, directory, observe))
+        context = _built(loaded, directory, observe)
         try:
             start, cursor = _restore(context, state, resume)
             with around(context):
@@ -174,11 +175,9 @@ def _built(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> 
     directory.write_environment(environment() | ranks)
     context = build(loaded, directory, observe)
     directory.write_environment(environment() | ranks)
+    if (settings := context.config.training.stop_when) is not None:
+        context.observe = StopCondition(settings, directory, observe)
     return context
-
-
-def _directory(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks) -> RunDirectory:
-    return RunDirectory(loaded.directory, resume.mode, loaded.config.checkpoint, observe, ranks)
 
 
 def _source(loaded: LoadedConfig) -> str:
@@ -245,13 +244,6 @@ def _accept(started: Mapping[str, Any], resume: Resume, observe: Observer, run: 
         changes.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
     for change in changes:
         observe("message", {"text": f"resuming with {change}", "level": "warning"})
-
-
-def _watched(context: RunContext) -> RunContext:
-    """Return the context, with a `StopCondition` as observer if `[training] stop_when` is set."""
-    if (settings := context.config.training.stop_when) is not None:
-        context.observe = StopCondition(settings, context.directory, context.observe)
-    return context
 
 
 def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[int, int]:

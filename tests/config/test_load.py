@@ -136,9 +136,6 @@ def test_a_rounding_of_nothing_is_refused(tmp_path, more):
 WARNINGS = [
     ('[algorithm]\ntransform_mode = ["surprisal_mask"]', "transform_mode", "changes nothing with rho = 0"),
     ("[training]\ngroup_size = 1", "group_size", "has no baseline"),
-    ("[optimizer]\nwarmup_steps = 500", "[optimizer] warmup_steps", "the run has 200"),
-    ("[warmup]\nsteps = 20", "[warmup] warmup_steps", "rises for 50 of 20"),
-    ('[model]\npath = "a/b"\n[model.lora]\n[optimizer]\nlr = 2e-6', "[optimizer] lr", "small for adapters"),
     ('[algorithm]\nadvantage_mode = "grpo_lp"\n[training]\nmax_tokens = 2000', "gamma", "scores below a wrong one"),
     (
         '[algorithm]\nadvantage_mode = "maxrl"\nalgorithm_mode = "file_of_an_algorithm.fn"',
@@ -156,12 +153,6 @@ def test_an_oddity_is_a_warning(tmp_path, monkeypatch, text, key, says):
     assert key in warning.key
     assert says in warning.problem
     assert warning.fix
-
-
-def test_a_run_without_steps_has_no_schedule_to_warn_about(tmp_path):
-    assert loaded(tmp_path, "[training]\nmax_steps = 0\n").warnings == ()
-    (warning,) = loaded(tmp_path, "[training]\nmax_steps = 1\n[optimizer]\nwarmup_steps = 1\n").warnings
-    assert warning.problem == "the learning rate rises for 1 optimizer steps, and the run has 1"
 
 
 def test_sections_with_mistakes_do_not_hide_other_mistakes(tmp_path):

@@ -11,7 +11,7 @@ from retrain.config.positions import Path
 from retrain.config.resolve import Resolved, Slot
 from retrain.config.schema import Config
 from retrain.errors import ConfigProblem
-from retrain.registry import Bound, Component, Finding, is_dotted
+from retrain.registry import Bound, Finding, is_dotted
 
 Reason = tuple[str, str]
 """(problem, fix), the texts of an error message."""
@@ -106,7 +106,9 @@ def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]
     """Return the reason why nothing reads `[name] key`; None if a component reads it."""
     why: list[Reason] = []
     for one, entry in readers:
-        if one.component.table == name and (one.component.takes({key: None}) or key in _serve_keys(one.component)):
+        component = one.component
+        served = registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
+        if component.table == name and (component.takes({key: None}) or key in served):
             reason = _switched_off(one, key)
             if key in entry:
                 reason = f'the entry that names "{one.name}" sets it as well', "keep one of the two"
@@ -114,11 +116,6 @@ def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]
                 return None
             why.append(reason)
     return why[0] if why else (_NOTHING, _fix(name, key))
-
-
-def _serve_keys(component: Component) -> tuple[str, ...]:
-    """Return the keys of an engine's table that only `retrain serve` reads; () for other components."""
-    return registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
 
 
 def _switched_off(one: Bound, key: str) -> Reason | None:

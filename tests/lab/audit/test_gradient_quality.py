@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.special import stdtrit
 
-from retrain.lab.audit.gradient_quality import covariance, inner, interval, mean, moments, quality, log_interval
+from retrain.lab.audit.gradient_quality import covariance, inner, interval, log_interval, mean, moments, quality
 
 pytestmark = pytest.mark.numeric
 
