@@ -20,7 +20,7 @@ from retrain import registry
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
 from retrain.config.positions import Path
-from retrain.config.presets import Preset, apply_preset, apply_task_settings, leaves, of_eval_set
+from retrain.config.presets import apply_preset, apply_task_settings, leaves, of_eval_set
 from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
@@ -81,10 +81,11 @@ def validate(document: Document) -> LoadedConfig:
     _check_rules(document, binder, config, resolved)
     sets = _eval_sets(document, config)
     found = {one.at: document.at(one.at, one.problem, one.fix) for one in unread_keys(config, resolved)}
-    unread = {
+    unread = {  # without the keys that a preset sets: a built-in one, or a file of the user
         path: one
         for path, one in found.items()
-        if not _by_preset(document, path, one, preset) and all(path in other.unread for other in sets.values())
+        if not (preset and (one.file == preset.file or ((at := document.places.get(path)) and at.preset)))
+        and all(path in other.unread for other in sets.values())
     }
     warnings = [*document.warnings, *(warning for one in sets.values() for warning in one.warnings)]
     return LoadedConfig(
@@ -130,12 +131,6 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     resolved = Resolved(tables, components, config.logging.observe, document.places.keys())
     hide_named([one.params for one in resolved.every()])
     return config, binder, resolved
-
-
-def _by_preset(document: Document, path: Path, problem: ConfigProblem, preset: Preset | None) -> bool:
-    """Return True if a preset sets a key: a built-in one, or a file of the user."""
-    place = document.places.get(path)
-    return preset is not None and (problem.file == preset.file or (place is not None and bool(place.preset)))
 
 
 def _check_rules(document: Document, binder: Binder, config: Config, resolved: Resolved) -> None:
@@ -212,13 +207,12 @@ def _sections(document: Document, known: CatalogLoader) -> tuple[Config, set[Pat
 
         culprits = collect(document, error, known())
     wrong: set[Path] = {path[:2] if all(isinstance(part, str) for part in path[:2]) else path[:1] for path in culprits}
-    kept = {name: _without(wrong, name, table) for name, table in sections.items() if (name,) not in wrong}
+    kept = {
+        name: {key: table[key] for key in table if (name, key) not in wrong} if isinstance(table, dict) else table
+        for name, table in sections.items()
+        if (name,) not in wrong
+    }
     return Config.model_validate(kept), wrong
-
-
-def _without(wrong: set[Path], name: str, table: Any) -> Any:
-    """Return a section without its invalid keys."""
-    return {key: table[key] for key in table if (name, key) not in wrong} if isinstance(table, dict) else table
 
 
 def _check_text(document: Document, config: Config) -> None:

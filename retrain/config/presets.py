@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from os.path import isfile
 from pathlib import Path as FilePath
 from typing import Any
@@ -90,7 +90,8 @@ def _fill_in(document: Document, source: Document, name: str) -> Preset:
         if around := _set_already(document.data, path):
             place = document.at(around, *_replaces(name, path, value))
             overridden[show(path)] = f"{place.file}:{place.line}" if place.line else place.file
-            if place.line and (around != path or not _is_same(path, _value_at(document.data, path), value)):
+            own: Any = reduce(lambda data, part: data[part], path, document.data) if around == path else None
+            if place.line and (around != path or (own != value and _targets(path, own) != _targets(path, value))):
                 replaced.append(place)
         else:
             _put(document.data, path, value)
@@ -101,14 +102,11 @@ def _fill_in(document: Document, source: Document, name: str) -> Preset:
     return Preset(name, source.file, keys, overridden, tuple(replaced))
 
 
-def _is_same(path: Path, own: Any, preset: Any) -> bool:
-    """Return True for equal values, and for two names of the same built-in components, such as "token-mean"."""
+def _targets(path: Path, value: Any) -> list[Any]:
+    """Return the value of a key as a list; two names of the same built-in component, as "token-mean", become equal."""
     kind = next((one.name for one in registry.KINDS.values() if one.key == path), None)
-    return own == preset or (kind is not None and _targets(kind, own) == _targets(kind, preset))
-
-
-def _targets(kind: str, value: Any) -> list[Any]:
-    """Return what the names in the value of a key stand for; another value than a name stands for itself."""
+    if kind is None:
+        return [value]
     given: list[Any] = [*value] if isinstance(value, list) else [value]
     if kind == "transform" and isinstance(value, str):
         given = [*transform_chain(value)]
@@ -201,12 +199,6 @@ def _set_already(data: Any, path: Path) -> Path:
         if not isinstance(data, dict) and not (depth < len(path) and isinstance(path[depth], int)):
             return path[:depth]
     return path
-
-
-def _value_at(data: Any, path: Path) -> Any:
-    for part in path:
-        data = data[part]
-    return data
 
 
 def _put(data: Any, path: Path, value: Any) -> None:

@@ -19,13 +19,7 @@ _STATEFUL: dict[str, _Any] = {"protocol": _protocols.StatefulComponent, "parts":
 _CREDIT: dict[str, _Any] = {**_STATEFUL, "must_read": True}
 
 task = _Kind(
-    "task",
-    _traits.TaskTraits,
-    "Source of problems.",
-    ("task", "name"),
-    "params",
-    _protocols.Task,
-    parts=("seed",),
+    "task", _traits.TaskTraits, "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",)
 )
 curriculum = _Kind(
     "curriculum",

@@ -56,18 +56,13 @@ def judged(
     """
     ordered = sorted(unread, key=lambda row: (row[1].line, row[1].column))
     asked = [(path, one) for path, one in ordered if not (overridden and one.line)]
-    odd = [one for path, one in asked if one.problem == _NOTHING and _is_shown(path)]
-    return [one for _, one in asked if one not in odd], odd
-
-
-def _is_shown(path: Path) -> bool:
-    """Return True if a plug-in can read the key, or a column that depends on it, through its argument `ctx`.
-
-    These columns are the planning mask and SEPA's pooling weight.
-    """
+    if not asked:
+        return [], []
+    # `ctx` shows these keys, and the planning mask and SEPA's pooling weight, which depend on keys of signals.
     signals = [one.table for one in registry.components("signal") if one.name in CONTEXT_READS]
     shown = [(registry.find("transform", name).table, key) for name, key in CONTEXT_PARAMETERS.values()]
-    return path[0] in signals or path in shown
+    odd = [one for path, one in asked if one.problem == _NOTHING and (path[0] in signals or path in shown)]
+    return [one for _, one in asked if one not in odd], odd
 
 
 def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> Iterator[Finding]:

@@ -42,7 +42,9 @@ def sampled(
     rollouts = roll(context, rendered, requests, train_sampling(context.config, context.trained.loaded, seed), first)
     rollouts = score(context.chat, context.pool, rendered, rollouts, training.max_tokens)
     if "greedy_rewards" in context.trained.pipeline.reads:
-        rollouts = _against_greedy(context, rendered, rollouts, first)
+        alone = requests_for(rendered, 1, training.max_tokens)
+        best = roll(context, rendered, alone, greedy_sampling(context), first)
+        rollouts = with_greedy(rollouts, score(context.chat, context.pool, rendered, best, training.max_tokens))
     return rollouts, dict(enumerate(rendered, first)), after
 
 
@@ -53,16 +55,6 @@ def next_problems(context: RunContext, cursor: int, count: int) -> tuple[list[Re
     most = training.max_prompt_tokens or float("inf")
     limit = "[training] max_prompt_tokens allows" if most <= left else "max_tokens leaves of the model's positions"
     return draw(context.task, context.chat, min(left, most), cursor, count, limit)
-
-
-def _against_greedy(
-    context: RunContext, rendered: Sequence[RenderedPrompt], rollouts: list[Rollout], first: int
-) -> list[Rollout]:
-    """Sample a greedy completion of every prompt, and return the rollouts with its reward."""
-    most = context.config.training.max_tokens
-    sampling = greedy_sampling(context)
-    answers = roll(context, rendered, requests_for(rendered, 1, most), sampling, first)
-    return with_greedy(rollouts, score(context.chat, context.pool, rendered, answers, most))
 
 
 def with_greedy(rollouts: Sequence[Rollout], greedy: Sequence[Rollout]) -> list[Rollout]:

@@ -11,12 +11,11 @@ from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collectors.rollout_metrics import added, rollout_metrics, solved
 from retrain.run.collectors.rollouts import sampled, valid_rows
-from retrain.run.run_context import EpisodeSource, RunContext
+from retrain.run.run_context import RunContext
 from retrain.training.chat import RenderedPrompt
 from retrain.types import Batch, ExpertRow, Metrics, Rollout, State
 
 if TYPE_CHECKING:
-    from retrain.algorithms.graph.pipeline import Pipeline
     from retrain.training.layout import Layout
 
 
@@ -86,12 +85,17 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
         step: number of the step that trains on the rollouts, from 0.
         cursor: index of the task's next unused problem.
         sample: gives the scored groups of a round; None: `sampled`.
+    Raises:
+        ComponentError: credit assignment reads greedy completions, which a served program does not provide.
     """
     rollout, sample = context.config.rollout, sample or partial(sampled, context)
     rounds: list[_Round] = []
     missing, first = context.prompts if context.source is None else 0, 0
     if context.source is not None:
-        rollouts = _episodes_of(context.trained.pipeline, context.source)
+        if "greedy_rewards" in context.trained.pipeline.reads:
+            problem = "credit assignment needs greedy completions, and a served program samples none"
+            raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
+        rollouts = context.source.rollouts()
         rounds = [_filtered(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
         seed = derive_seed(context.config.training.seed, "sampling", step, len(rounds))
@@ -145,18 +149,6 @@ def _with_sources(
         return [], found.experts, found.metrics
     rounds.append(_filtered(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
     return rounds[-1].kept, found.experts, found.metrics
-
-
-def _episodes_of(pipeline: Pipeline, source: EpisodeSource) -> list[Rollout]:
-    """Return the episodes that the source provides for a step.
-
-    Raises:
-        ComponentError: credit assignment reads greedy completions, which a source does not provide.
-    """
-    if "greedy_rewards" in pipeline.reads:
-        problem = "credit assignment needs greedy completions, and a served program samples none"
-        raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
-    return source.rollouts()
 
 
 @dataclass
