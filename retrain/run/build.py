@@ -18,7 +18,6 @@ from retrain.config.data_checks import check_data, unreadable_sources
 from retrain.config.resolve import LoadedConfig, division, labels, ratio_of, reward_columns
 from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
-from retrain.engines.batching import for_continuous_sampling
 from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
@@ -102,6 +101,8 @@ def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, ob
     trained = build_trained(loaded, directory.path, ranks, observe)
     sampler = _sampler(trained.engine, trained.resources, ranks)
     if config.rollout.continuous:
+        from retrain.engines.delegating import for_continuous_sampling
+
         sampler = for_continuous_sampling(sampler)
     observe("message", {"text": sampler.describe(), "level": "info"})
     model, training, columns = trained.loaded, config.training, tuple(reward_columns(loaded.components.all("reward")))
