@@ -21,8 +21,6 @@ from retrain.system.masking import HIDDEN, literal_secrets
 
 _PARSER_ERRORS = (ValueError, RecursionError)
 """Raised by Python for integers of thousands of digits, and by tomli for hundreds of levels of nesting."""
-_MAX_LISTED = 100
-"""Largest number of errors that are listed; further ones are only counted."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
 _SHORTER = "shorten the number, the key or the nesting"
@@ -50,10 +48,9 @@ class Document:
         file, text: path and content of the file.
         data: values under their canonical keys.
         places: canonical key -> place.
-        problems: errors so far, at most a hundred.
+        problems: errors so far.
         warnings: settings that are valid but probably not intended.
         traces: tracebacks of errors that code of the user raised.
-        unlisted: number of errors beyond the listed hundred.
     """
 
     file: str
@@ -63,12 +60,6 @@ class Document:
     problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     traces: list[str] = field(default_factory=list[str])
-    unlisted: int = 0
-
-    @property
-    def full(self) -> bool:
-        """True if a hundred errors are listed, so that further ones are only counted in `unlisted`."""
-        return len(self.problems) >= _MAX_LISTED
 
     def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
@@ -79,11 +70,8 @@ class Document:
         return ConfigProblem(place.file, place.line, place.column, key, problem, fix, exit_code)
 
     def refuse(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> None:
-        """Record an error; after a hundred, only count it."""
-        if self.full:
-            self.unlisted += 1
-        else:
-            self.problems.append(self.at(path, problem, fix, exit_code))
+        """Record an error."""
+        self.problems.append(self.at(path, problem, fix, exit_code))
 
     def warn(self, path: Path, problem: str, fix: str) -> None:
         """Record a warning about a setting that is valid but probably not intended."""
@@ -101,9 +89,6 @@ class Document:
         if not self.problems:
             return
         in_order = sorted(dict.fromkeys(self.problems), key=lambda problem: (problem.line, problem.column))
-        if self.unlisted:
-            more = f"and {self.unlisted:,} more errors"
-            in_order.append(ConfigProblem(self.file, 0, 0, "file", more, "fix these first"))
         error = ConfigError(in_order)
         for trace in self.traces:
             error.add_note(trace)

@@ -258,7 +258,5 @@ def _tables(document: Document, known: CatalogLoader, absent: Container[str], ma
             pending = True
         elif name not in entry_points and name not in absent:
             value = document.data[name]
-            document.refuse(
-                (name,), *(("", "") if document.full else unknown_key((name,), value, known(), document.data))
-            )
+            document.refuse((name,), *unknown_key((name,), value, known(), document.data))
     return pending

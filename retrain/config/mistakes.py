@@ -71,7 +71,7 @@ def collect(
     # pydantic reports every alternative of a union; the user meant the one that fails at the innermost value.
     outer = {path[:depth] for path in found for depth in range(len(path))}
     for path in (path for path in found if path not in outer):
-        document.refuse(path, *(("", "") if document.full else _describe(path, found[path], known, document.data)))
+        document.refuse(path, *_describe(path, found[path], known, document.data))
     return list(found)
 
 

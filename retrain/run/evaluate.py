@@ -32,11 +32,6 @@ class Evaluation(NamedTuple):
     completions: Mapping[str, list[dict[str, Any]]]
 
 
-def evaluate(context: RunContext, step: int) -> dict[str, Any]:
-    """Evaluate the policy, and return only the row; see `measure`."""
-    return measure(context, step).row
-
-
 def measure(context: RunContext, step: int) -> Evaluation:
     """Evaluate the policy on every set of held-out problems.
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.run.evaluate import evaluate
+from retrain.run.evaluate import measure
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
@@ -35,7 +35,7 @@ def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr,
         parts = opened(target)
         try:
             assert worst(parts.trained.policy, partial(fused_matrix, parts.sampler, parts.trained.policy)) < 1e-3
-            assert evaluate(parts, 8) == last, "in the run, and after it"
+            assert measure(parts, 8).row == last, "in the run, and after it"
         finally:
             parts.close()
         out = tmp_path / target.name
@@ -84,6 +84,6 @@ def test_a_run_on_four_bits_stores_its_adapter_and_resumes_to_the_bit(train, sto
     parts = opened(run)
     try:
         assert (parts.trained.policy.adapter, parts.config.model.quantization) == (None, None)
-        assert evaluate(parts, 4)["accuracy"] == last["accuracy"]
+        assert measure(parts, 4).row["accuracy"] == last["accuracy"]
     finally:
         parts.close()
