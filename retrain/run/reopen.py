@@ -1,8 +1,9 @@
-"""Reopen a finished or interrupted run, to evaluate, sample from or export it."""
+"""Reopen a finished or interrupted run, to evaluate, sample from, export or resume it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,18 +11,19 @@ from typing import Any, Literal, overload
 from weakref import finalize
 
 from retrain import registry
-from retrain.config.document import Document, show
+from retrain.config.document import Document, canonical, show
 from retrain.config.foreign_values import ForeignValue, in_components, in_sections
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
-from retrain.errors import ConfigError, ConfigProblem, EngineError, StorageError
+from retrain.errors import ConfigError, ConfigProblem, EngineError, RetrainError, StorageError
 from retrain.protocols import ALONE
 from retrain.registry.foreign_code import FIX, refused
 from retrain.run.run_context import RunContext, TrainState
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import CONFIG, RunDirectory
-from retrain.storage.run_files import read_rows, understood, with_current_keys
+from retrain.storage.run_files import config_changes, flatten, read_rows, understood, with_current_keys
 from retrain.system.files import plain_files
+from retrain.system.masking import masked
 from retrain.system.records import read_json
 from retrain.types import Observer, State
 
@@ -261,3 +263,63 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         fix = f"there are {there}" if there else "give runs/NAME or runs/NAME/checkpoints/step-000100"
         problem = "is not a run"
     raise ConfigError([ConfigProblem(str(target), 0, 0, "run", problem, fix)])
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
+    """Return the differences to the run to be resumed.
+
+    Args:
+        allowed: keys that `--allow-change` names.
+    Raises:
+        ConfigError: another key has changed.
+    """
+    return config_changes(old, new, [canonical(key) for key in allowed])
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str], run: Path) -> list[str]:
+    """Return the changes of the settings of an earlier run, without secrets; see `changes`.
+
+    Keys that are newer than that run get their defaults. Finding the defaults imports the code that
+    the configuration names. The earlier run may come from somebody else: if it names code that
+    needs trust and that `new` does not name, only its own keys are compared.
+
+    Args:
+        run: directory of the earlier run, from which nothing is imported.
+    """
+    old = with_current_keys(old)
+    known = dict(flatten(masked(old)))
+    document, current = (
+        Document("config.resolved.json", data=copy.deepcopy({**one, "plugins": new["plugins"]})) for one in (old, new)
+    )
+    for one in (document, current):
+        one.data.pop("components", None)
+    if {*in_sections(document)} <= {*in_sections(current)}:
+        with suppress(RetrainError), refused(run):  # if it is invalid by today's rules, compare its own keys only
+            known = dict(flatten(masked(validate(document).resolved()))) | known
+    return changes(known, masked(new), allowed)
+
+
+def accept_checkpoint(
+    state: State, started: Mapping[str, Any], allowed: Sequence[str], observe: Observer, run: Path
+) -> None:
+    """Compare the settings and plug-ins of a checkpoint's run with this run's, and warn of changes.
+
+    Secrets are not compared and never shown.
+
+    Args:
+        state: the checkpoint.
+        started: settings, plug-in hashes and number of ranks of this run.
+        allowed: keys that `--allow-change` names.
+        run: directory of the earlier run.
+    Raises:
+        ConfigError: a setting or plug-in has changed that `allowed` does not name.
+    """
+    known = state["started_with"]
+    found = changed_settings(known["config"], started["config"], allowed, run)
+    old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
+    found += changes(old, new, allowed)
+    if (saved := known["ranks"]) != started["ranks"]:
+        count = started["ranks"]
+        found.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
+    for change in found:
+        observe("message", {"text": f"resuming with {change}", "level": "warning"})
