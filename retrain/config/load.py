@@ -20,7 +20,7 @@ from retrain import registry
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
 from retrain.config.positions import Path
-from retrain.config.presets import apply_preset, apply_task_settings, leaves, of_eval_set
+from retrain.config.presets import apply_task_settings, leaves
 from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
@@ -75,7 +75,11 @@ def validate(document: Document) -> LoadedConfig:
         ConfigError: all other errors with places and fixes.
     """
     hide_named(document.data)
-    preset = apply_preset(document)
+    preset, algorithm = None, document.data.get("algorithm")
+    if isinstance(algorithm, dict) and "algorithm_mode" in algorithm:
+        from retrain.config.preset_keys import apply_preset
+
+        preset = apply_preset(document)
     apply_task_settings(document)
     config, binder, resolved = _check_schema(document)
     _check_rules(document, binder, config, resolved)
@@ -175,6 +179,8 @@ def _eval_sets(document: Document, config: Config) -> dict[str, LoadedConfig]:
     """Validate each of `[[eval.sets]]` as a configuration of its own; report the errors of all sets together."""
     found: dict[str, LoadedConfig] = {}
     for index, entry in enumerate(config.eval.sets):
+        from retrain.config.preset_keys import of_eval_set
+
         try:
             found[entry.name] = validate(of_eval_set(document, index, entry))
         except ConfigError as error:
