@@ -38,14 +38,7 @@ _MAX_NONFINITE = 3
 
 
 @unscanned_heap()
-def train(
-    context: RunContext,
-    stop: Stop,
-    start: int = 0,
-    cursor: int = 0,
-    saved: State | None = None,
-    make_collector: Callable[[RunContext, int, State | None, Stop], Collector] | None = None,
-) -> None:
+def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, saved: State | None = None) -> None:
     """Train from step `start` to `[training] max_steps`, or until `stop_when` is met.
 
     One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row.
@@ -58,7 +51,6 @@ def train(
         start: steps already done.
         cursor: index of the task's next unused problem.
         saved: the checkpoint that the run resumes from, if any.
-        make_collector: builds another collector than `Collector`.
     Raises:
         Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
         DivergedError: loss or gradients were not finite in three consecutive updates.
@@ -72,7 +64,7 @@ def train(
     if start == 0 or due(start, context.config.eval.every, settings.max_steps):
         evaluate_and_record(context, start)
     stop.defer(context.request_stop)
-    with (make_collector or Collector)(context, cursor, saved, stop) as collector:
+    with _collector(context, cursor, saved, stop) as collector:
         for step in takewhile(lambda _: not context.directory.stopped, range(start, settings.max_steps)):
             seed_generators(derive_seed(settings.seed, "step", step))
             timer, done = PhaseTimer(), step + 1
@@ -94,6 +86,15 @@ def train(
                 done, context.config.checkpoint.every, _last(context, done)
             ):
                 _checkpoint(context, collector, done, stopped)
+
+
+def _collector(context: RunContext, cursor: int, saved: State | None, stop: Stop) -> Collector:
+    """Return the collector of `[rollout] mode`."""
+    if context.config.rollout.continuous:
+        from retrain.run.collectors.continuous import ContinuousCollector
+
+        return ContinuousCollector(context, cursor, saved, stop)
+    return Collector(context, cursor, saved, stop)
 
 
 def _checkpoint(context: RunContext, collector: Collector, done: int, stopped: str) -> None:

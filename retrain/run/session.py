@@ -103,7 +103,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         try:
             start, cursor = _restore(context, state, resume)
             with around(context):
-                train(context, stop, start, cursor, state, _collector(loaded))
+                train(context, stop, start, cursor, state)
             finish(context, time.perf_counter() - began)
         except UserCodeError as error:
             note = f"after {context.trained.steps} steps"
@@ -123,15 +123,6 @@ def _hashes(loaded: LoadedConfig) -> dict[str, str]:
     from retrain.registry.sources import source_hashes
 
     return source_hashes(own)
-
-
-def _collector(loaded: LoadedConfig) -> Callable[..., Any] | None:
-    """The collector of `[rollout] mode`; None: that of the loop."""
-    if not loaded.config.rollout.continuous:
-        return None
-    from retrain.run.collectors.continuous import ContinuousCollector
-
-    return ContinuousCollector
 
 
 def _earlier(resume: Resume, path: Path) -> Path:
