@@ -27,9 +27,6 @@ from retrain.system.masking import masked
 from retrain.system.records import read_json
 from retrain.types import Observer, State
 
-Parts = Literal["all", "sampler", "weights", "initial"]
-"""What `reopen` builds."""
-
 
 @overload
 def reopen(
@@ -45,7 +42,12 @@ def reopen(
     trust: bool = False,
 ) -> RunContext: ...
 def reopen(
-    target: Path, overrides: Sequence[str], observe: Observer, parts: Parts = "all", *, trust: bool = False
+    target: Path,
+    overrides: Sequence[str],
+    observe: Observer,
+    parts: Literal["all", "sampler", "weights", "initial"] = "all",
+    *,
+    trust: bool = False,
 ) -> RunContext | TrainState:
     """Return a finished or interrupted run, with its weights in policy and sampler.
 
