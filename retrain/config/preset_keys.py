@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
 from os.path import isfile
 from pathlib import Path as FilePath
 from typing import Any
@@ -60,7 +59,9 @@ def _fill_in(document: Document, source: Document, name: str) -> Preset:
         if around := set_already(document.data, path):
             place = document.at(around, *_replaces(name, path, value))
             overridden[show(path)] = f"{place.file}:{place.line}" if place.line else place.file
-            own: Any = reduce(lambda data, part: data[part], path, document.data) if around == path else None
+            own: Any = document.data
+            for part in path if around == path else ():
+                own = own[part]
             if place.line and (around != path or (own != value and _targets(path, own) != _targets(path, value))):
                 replaced.append(place)
         else:
