@@ -125,7 +125,7 @@ def _switched_off(one: Bound, key: str) -> Reason | None:
 
 def _fix(name: str, key: str) -> str:
     """Return a fix that names the components that read the key."""
-    from retrain.config.aliases import aliases
+    from retrain.config.mistakes import aliases
 
     if advice := aliases()["unread"].get(f"{name}.{key}"):
         return advice
