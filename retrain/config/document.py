@@ -21,11 +21,8 @@ from retrain.system.masking import HIDDEN, literal_secrets
 
 _PARSER_ERRORS = (ValueError, RecursionError)
 """Raised by Python for integers of thousands of digits, and by tomli for hundreds of levels of nesting."""
-_MAX_LISTED = 100
-"""Largest number of errors that are listed; further ones are only counted."""
-_MAX_PARTS = 32
-_MAX_CHAIN = 100
-"""Largest number of parts of an overridden key; no valid key has more."""
+_MAX_PARTS, _MAX_CHAIN = 32, 100
+"""Largest number of parts of an overridden key, and of files that extend each other; Python's recursion has a limit."""
 DICT = "dict"
 """Name of the document of a dict, in errors and as the default name of its run."""
 EXTENDS = "extends"
@@ -55,10 +52,9 @@ class Document:
         file, text: path and content of the file.
         data: values under their canonical keys.
         places: canonical key -> place.
-        problems: errors so far, at most a hundred.
+        problems: errors so far.
         warnings: settings that are valid but probably not intended.
         traces: tracebacks of errors that code of the user raised.
-        unlisted: number of errors beyond the listed hundred.
     """
 
     file: str
@@ -68,12 +64,6 @@ class Document:
     problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     traces: list[str] = field(default_factory=list[str])
-    unlisted: int = 0
-
-    @property
-    def full(self) -> bool:
-        """True if a hundred errors are listed, so that further ones are only counted in `unlisted`."""
-        return len(self.problems) >= _MAX_LISTED
 
     def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
@@ -84,11 +74,8 @@ class Document:
         return ConfigProblem(place.file, place.line, place.column, key, problem, fix, exit_code)
 
     def refuse(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> None:
-        """Record an error; after a hundred, only count it."""
-        if self.full:
-            self.unlisted += 1
-        else:
-            self.problems.append(self.at(path, problem, fix, exit_code))
+        """Record an error."""
+        self.problems.append(self.at(path, problem, fix, exit_code))
 
     def warn(self, path: Path, problem: str, fix: str) -> None:
         """Record a warning about a setting that is valid but probably not intended."""
@@ -106,9 +93,6 @@ class Document:
         if not self.problems:
             return
         in_order = sorted(dict.fromkeys(self.problems), key=lambda problem: (problem.line, problem.column))
-        if self.unlisted:
-            more = f"and {self.unlisted:,} more errors"
-            in_order.append(ConfigProblem(self.file, 0, 0, "file", more, "fix these first"))
         error = ConfigError(in_order)
         for trace in self.traces:
             error.add_note(trace)

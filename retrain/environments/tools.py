@@ -109,7 +109,7 @@ def _check_path(key: str, path: str, shown: bool, config: Any) -> Any:
     return found
 
 
-@environment("tools", rewards=False, check_code=importable("functions", "parser"))
+@environment("tools", rewards=False, check=importable("functions", "parser"))
 def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True) -> EpisodeGenerator:
     """Tool use: the model calls functions until its first action without a call, which [[rewards]] score.
 

@@ -7,8 +7,8 @@ import re
 import pytest
 import tomli
 
-from retrain.config.aliases import advice_by_key, translated
 from retrain.config.load import load
+from retrain.config.mistakes import advice_by_key, translated
 from retrain.errors import ConfigError
 
 

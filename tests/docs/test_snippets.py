@@ -11,8 +11,8 @@ from docs.measure import modules
 from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.cli.main import command_names
-from retrain.config.aliases import translated
 from retrain.config.load import load
+from retrain.config.mistakes import translated
 from retrain.config.schema import Config
 from retrain.registry import components
 from tests.campaign.tables import write_campaign

@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from retrain.run.reopen import reopen_sampler
+from retrain.run.reopen import reopen
 from retrain.serve import served_model
 from retrain.serve.http_app import Access
 from retrain.serve.served_model import ServedModel
@@ -33,7 +33,7 @@ def serving(context):
 
 @pytest.fixture
 def context(train):
-    found = reopen_sampler(train("training.max_steps=1", "eval.problems=0"), (), lambda event, details: None)
+    found = reopen(train("training.max_steps=1", "eval.problems=0"), (), lambda event, details: None, "sampler")
     yield found
     found.close()
 
