@@ -167,6 +167,16 @@ def test_mismatch_and_entropy_are_of_the_policy_before_the_step():
     assert metrics["policy/entropy"] == pytest.approx(float(scored.sum() / batch.response_mask.sum()), rel=1e-4)
 
 
+def test_squared_probabilities_are_those_of_the_tempered_distribution():
+    batch, trained = make_batch(), policy()
+    found = trained.logprobs(batch, ("sum_pi_squared",))["sum_pi_squared"]
+    with torch.no_grad():
+        logits = trained.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    p = torch.softmax(logits.float() / trained.settings.temperature, -1)[:, :-1]
+    expected = torch.nn.functional.pad(p.square().sum(-1), (1, 0)).where(batch.response_mask, 0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_mismatch_is_not_taken_from_steps_after_the_first():
     batch, trained = make_batch(), policy(minibatches=2)
     odd = torch.arange(len(batch.advantages)) % 2 == 1
@@ -221,6 +231,15 @@ def test_checkpointed_layers_give_the_same_gradients_in_eval_mode():
     dropping = policy("gpt2", gradient_checkpointing=True)
     assert not any(m.training for m in dropping.model.modules() if isinstance(m, torch.nn.Dropout))
     assert dropping.update(batch, objective)["update/nonfinite"] == 0
+
+
+def test_bfloat16_training_keeps_float32_weights_and_learns():
+    batch = make_batch()
+    expert = batch.replace(is_expert=torch.ones(8, dtype=torch.bool))
+    trained = policy(dtype="bfloat16", lr=3e-3)
+    losses = [trained.update(expert, make_objective("sft"))["loss/sft"] for _ in range(20)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert {p.dtype for p in trained.model.parameters()} == {torch.float32}
 
 
 def test_gradients_are_clipped_to_the_norm():
