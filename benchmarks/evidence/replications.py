@@ -153,7 +153,7 @@ def figure(every: Sequence[tuple[Claim, list[Shown]]]) -> str:
             wide = 1.15 * max(abs(difference.low), abs(difference.high), margin)
             name = one.outcome.metric.removeprefix("mean ").removeprefix("avg_")
             numbers = f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-            rows.append((f"– {one.condition}, {name}: {short(one)}", forest_row(one, (-wide, wide)), numbers))
+            rows.append((f"- {one.condition}, {name}: {short(one)}", forest_row(one, (-wide, wide)), numbers))
     kinds = ("better", "worse", "equal", "not-worse", "open")
     keys = [(kind.replace("-", " "), verdict_mark(kind)) for kind in kinds]
     return standalone(Drawing(stacked(rows, ""), keys))

@@ -125,7 +125,7 @@ CASES: dict[int, Case] = {
               f"{COMMANDS}::test_all_mistakes_are_shown_at_once_in_the_order_of_the_file",
               f"{COMMANDS}::test_no_mistake_imports_torch_or_runs_a_dotted_path"),
     27: _case("values of a wrong type or range", "as 26",
-              "config/test_load.py::test_nonsense_is_refused_and_never_crashes"),
+              "fuzz/test_toml.py::test_a_mutant_is_valid_or_its_mistakes_are_listed"),
     28: _case("--set of no key, no value, no index", "exit 2 names the flag",
               f"{COMMANDS}::test_a_mistake_in_an_override_names_the_flag"),
     29: _case("plug-in unknown, broken or of another signature", "exit 2 with the user's traceback",
