@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from retrain.cli.arguments import Json, Overrides, Trust
 from retrain.errors import ConfigError, ConfigProblem, StorageError
@@ -21,6 +18,9 @@ from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, shown
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
     from retrain.run.run_context import RunContext
 
 RunPath = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
@@ -224,6 +224,9 @@ def status(
     found = [one for path in runs or [Path("runs")] for one in _runs_in(path)]
     if not found:
         raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])
+    from rich.console import Console
+    from rich.live import Live
+
     console = Console(highlight=False, soft_wrap=True)
     if as_json or not watch:
         facts = [_facts(path) for path in found]
@@ -268,6 +271,9 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _picture(facts: list[dict[str, Any]]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
     from retrain.cli.campaign_display import picture
 
     return Group(
@@ -284,6 +290,8 @@ def _is_active(facts: dict[str, Any]) -> bool:
 
 def _lines(row: dict[str, Any]) -> Iterator[Text]:
     """Yield the line of a run, and one for each of its findings."""
+    from rich.text import Text
+
     yield Text(_line(row), no_wrap=True)
     for one in row.get("findings", ()):
         yield Text(shown(f"  {one['name']}: {one['text']} ({one['page']})"), style="yellow")
