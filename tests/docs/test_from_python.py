@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,12 @@ SMALL = {
 """Settings of the page, and those of the test."""
 
 
-def run_small(code):
+def run_small(code) -> dict[str, Any]:
     """Run an example, and return its variables."""
     for long, short in SMALL.items():
         code = code.replace(long, short)
     assert len({key for key in SMALL if key in PAGE}) == len(SMALL)
-    names = {"__name__": "example"}
+    names: dict[str, Any] = {"__name__": "example"}
     exec(code, names)
     return names
 
