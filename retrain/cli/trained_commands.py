@@ -19,11 +19,11 @@ from retrain.system.terminal import say
 if TYPE_CHECKING:
     from retrain.run.run_context import RunContext
 
-Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
+RunPath = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
 
 
 def evaluate(
-    run: Run,
+    run: RunPath,
     overrides: Overrides = None,
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="Evaluate each checkpoint of the run, the oldest first.")
@@ -73,7 +73,7 @@ def _measured(context: RunContext, out: Path | None) -> dict[str, Any]:
 
 
 def sample(
-    run: Run,
+    run: RunPath,
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; unset: read them from standard input.")] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Completions per prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
@@ -148,7 +148,7 @@ def _typed(item: str) -> Iterator[str]:
 
 
 def export(
-    run: Run,
+    run: RunPath,
     directory: Annotated[Path, typer.Argument(help="Directory to write the model to.", show_default=False)],
     push_to_hub: Annotated[str | None, typer.Option(help="Also upload it as this repository, OWNER/NAME.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the uploaded repository private.")] = False,

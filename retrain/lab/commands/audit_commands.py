@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retrain.cli.arguments import Json, Overrides, Trust
-from retrain.cli.trained_commands import Run, only_warnings
+from retrain.cli.trained_commands import RunPath, only_warnings
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.system.files import write_text, writing
 from retrain.system.terminal import say
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def audit(  # noqa: PLR0913 - the options of the command
-    run: Run,
+    run: RunPath,
     methods: Annotated[
         str | None,
         typer.Option(help="Methods, comma-separated: advantages, transforms, ADVANTAGE+TRANSFORM, dotted paths."),
