@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from retrain.engines.torch_engine import TorchEngine as TorchEngine
     from retrain.environments.contract import Action as Action
     from retrain.environments.contract import Observation as Observation
-    from retrain.from_python import CampaignResult as CampaignResult
-    from retrain.from_python import Run as Run
-    from retrain.from_python import run_campaign as run_campaign
-    from retrain.from_python import train as train
+    from retrain.from_python import *  # noqa: F403
     from retrain.registry import find as find
     from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
     from retrain.registry.traits import Finding as Finding

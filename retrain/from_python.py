@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from retrain.cli.arguments import warn
 from retrain.config.load import load
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.storage.run_files import read_rows
 from retrain.system.process import thread_waiting
+
+__all__ = ("CampaignResult", "Run", "run_campaign", "train")
+
+_DICT = "dict"
+"""Name of the content of a dict in errors, and default name of its run."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,8 @@ def train(file: str | Path | Mapping[str, Any], *, fresh: bool = False, plain: b
         KeyboardInterrupt: Ctrl-C, or "interrupt" in a notebook.
     """
     _choose_waiting()
-    loaded = load(file, _as_flags(overrides))
+    path, text = (_DICT, _as_toml(file)) if isinstance(file, Mapping) else (file, None)
+    loaded = load(path, _as_flags(overrides), text)
     warn(loaded.warnings)
     from retrain.cli.run_display import display
     from retrain.run.session import Resume, run
@@ -152,6 +160,14 @@ def _choose_waiting() -> None:
     if "torch" not in sys.modules:
         thread_waiting.sleep()
         thread_waiting.spin_if_quiet()
+
+
+def _as_toml(data: Mapping[str, Any]) -> str:
+    try:
+        return tomli_w.dumps(data)
+    except (TypeError, ValueError) as error:
+        fix = "use what TOML has; leave a key with None out"
+        raise ConfigError([ConfigProblem(_DICT, 0, 0, "file", f"not valid TOML: {error}", fix)]) from None
 
 
 def _as_flags(tables: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -22,9 +22,8 @@ from retrain.types import Observer
 
 def can_be_live(console: Console) -> bool:
     """Return True in a terminal, and in a notebook with ipywidgets, unless NO_COLOR or TERM=dumb is set."""
-    if "NO_COLOR" in os.environ or console.is_dumb_terminal:
-        return False
-    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    able = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    return able and not console.is_dumb_terminal and "NO_COLOR" not in os.environ
 
 
 @contextmanager

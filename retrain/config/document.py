@@ -23,8 +23,6 @@ _PARSER_ERRORS = (ValueError, RecursionError)
 """Raised by Python for integers of thousands of digits, and by tomli for hundreds of levels of nesting."""
 _MAX_PARTS, _MAX_CHAIN = 32, 100
 """Largest number of parts of an overridden key, and of files that extend each other; Python's recursion has a limit."""
-DICT = "dict"
-"""Name of the document of a dict, in errors and as the default name of its run."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
 _SHORTER = "shorten the number, the key or the nesting"
@@ -147,17 +145,18 @@ class Document:
             del self.places[below]
 
 
-def read(file: str | FilePath | Mapping[str, Any], overrides: Sequence[str] = ()) -> Document:
+def read(file: str | FilePath, overrides: Sequence[str] = (), text: str | None = None) -> Document:
     """Read a TOML file with the files that it extends, and apply `key=value` overrides.
 
-    A dict is written as TOML and read like a file called "dict" in the working directory.
-
+    Args:
+        file: path of the file.
+        overrides: `key=value`, as after `--set`.
+        text: content that is read in place of the file's.
     Raises:
         ConfigError: a file cannot be read, is not TOML, or has an invalid `extends`. Other errors are recorded in the
             document.
     """
-    first = _parsed(DICT, _toml(file)) if isinstance(file, Mapping) else _parsed(str(file))
-    document = _over_bases(first, (FilePath(first.file).resolve(),))
+    document = _over_bases(_parsed(str(file), text), (FilePath(file).resolve(),))
     for override in overrides:
         document.override(override)
     return document
@@ -193,15 +192,6 @@ def _over_bases(document: Document, chain: tuple[FilePath, ...]) -> Document:
 def flat(file: str, data: Mapping[str, Any]) -> str:
     """Format a configuration that was merged from several files as the text of a single TOML file."""
     return f"# {file}, with the keys of the files that it names\n\n{tomli_w.dumps(data)}"
-
-
-def _toml(data: Mapping[str, Any]) -> str:
-    try:
-        return tomli_w.dumps(data)
-    except (TypeError, ValueError, AttributeError) as error:  # AttributeError: a key is not a string
-        raise _unreadable(
-            DICT, 0, 0, f"not valid TOML: {error}", "use what TOML has; leave a key with None out"
-        ) from None
 
 
 def _parsed(name: str, text: str | None = None) -> Document:

@@ -8,7 +8,7 @@ checks; it needs a configuration that passed phase 1. Each phase reports all its
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path as FilePath
@@ -36,21 +36,20 @@ CatalogLoader = Callable[[], "Catalog"]
 """Returns the keys of all tables. It is called only after an error, because it imports every component."""
 
 
-def load(file: FilePath | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
+def load(file: FilePath | str, overrides: Sequence[str] = (), text: str | None = None) -> LoadedConfig:
     """Read a configuration, apply overrides, and validate it.
 
     Args:
-        file: path of the TOML file, or the content of one as a dict.
+        file: path of the TOML file.
         overrides: `key=value`, as after `--set`.
+        text: content that is read in place of the file's.
     Raises:
         ConfigError: all errors with places and fixes; tracebacks of user code are in its notes.
     """
-    document = read(file, overrides)
-    _check_name(document, FilePath(document.file).stem)
+    document = read(file, overrides, text)
+    _check_name(document, FilePath(file).stem)
     if "campaign" in document.data:
-        raise ConfigError(
-            [document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {document.file}")]
-        )
+        raise ConfigError([document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {file}")])
     loaded = validate(document)
     mistakes, odd = judged(loaded.unread.items(), bool(overrides))
     if mistakes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class GeneralDecoder:
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self._model = own_instance(model, dtype)
+        # Its name before transformers 5.24 goes in 5.40.
+        self._cache = "cache" if "cache" in signature(self._model.forward).parameters else "past_key_values"
         self.slots: Slots
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -55,7 +58,7 @@ class GeneralDecoder:
         return self._forward(tokens[:, None], position_ids=positions[:, None], attention_mask=self.slots.visible())
 
     def _forward(self, ids: Tensor, **inputs: Any) -> Tensor:
-        output = self._model(input_ids=ids, past_key_values=self.slots, use_cache=True, logits_to_keep=1, **inputs)
+        output = self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **inputs, **{self._cache: self.slots})
         return output.logits[:, -1]
 
 
