@@ -193,6 +193,14 @@ def test_too_many_failed_scores_are_the_users_error(train, plugin):
     assert caught.value.__notes__ == ["after 0 steps"]
 
 
+@pytest.mark.slow
+def test_groups_without_signal_are_resampled_a_bounded_number_of_times(train, plugin):
+    run = train('rewards=[{name="mine_for_loop.constant"}]', "rollout.resample=uninformative", "rollout.max_resample=2")
+    for row in rows(run / "metrics.jsonl"):
+        assert row["rollout/completions"] == 3 * 4 * 3, "one round and two more, three groups of four each"
+        assert row["update/skipped"] == 1
+
+
 def test_training_raises_the_reward(train, tmp_path, monkeypatch):
     """Behavior: rewarded for short completions, the model writes shorter ones."""
     (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")
@@ -213,6 +221,28 @@ def test_without_rl_steps_the_warm_started_model_is_evaluated_and_saved(train):
     assert [row["step"] for row in rows(run / "eval.jsonl")] == [0]
     assert (run / "model" / "model.safetensors").is_file()
     assert not (run / "metrics.jsonl").exists()
+
+
+TRACKERS = """
+class Unreachable:
+    def __init__(self, run_dir):
+        raise OSError("no route to host")
+
+    def log(self, step, metrics):
+        pass
+"""
+
+
+def test_a_tracker_that_cannot_be_built_costs_a_warning(train, tmp_path, monkeypatch):
+    (tmp_path / "unreachable_tracker.py").write_text(TRACKERS)
+    monkeypatch.chdir(tmp_path)
+    said = []
+    run = train(
+        'logging.trackers=["unreachable_tracker.Unreachable"]',
+        observe=lambda event, details: said.append(str(details.get("text"))),
+    )
+    assert len(rows(run / "metrics.jsonl")) == 4
+    assert any("no route to host" in text and "continues" in text for text in said)
 
 
 COUNTING = """
