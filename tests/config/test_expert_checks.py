@@ -101,6 +101,12 @@ def test_published_division_of_a_batch(case):
     assert division(config, []) == (case["train_batch_size"], [])
 
 
+def test_a_share_that_binary_fractions_overshoot():
+    config = Config.model_validate({"training": {"batch_size": 10, "group_size": 10}})
+    assert division(config, [0.07]) == (9, [7])
+    assert [one.ratio for one in Config().experts] == [0.5]
+
+
 def test_the_expert_may_have_a_reduction_of_its_own(loaded, tmp_path):
     expert = TERMS + '[expert]\npath = "expert.jsonl"\n[mix]\nsft_reduction = '
     facts = explain(loaded(expert + '"sequence_mean"\n'))

@@ -203,6 +203,11 @@ gian = 2.0
         loaded(tmp_path, text)
 
 
+def test_a_component_of_another_kind_is_refused(tmp_path, plugin):
+    with pytest.raises(ConfigError, match="is a transform, not a advantage"):
+        loaded(tmp_path, f'[algorithm]\nadvantage_mode = "mod_{plugin}.own"\n')
+
+
 def test_a_reward_that_reads_what_no_completion_has_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd_reward.py").write_text("def fn(completion, color):\n    return 1.0\n")
@@ -255,3 +260,21 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_once(tmp_path):
     assert names(whole, exact=False) == ([], ["tis"])
     within = "[algorithm]\ntransform_mode = ['tis', 'gtpo']"
     assert names(within, exact=False) == (["tis", "gtpo"], [])
+
+
+def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(tmp_path, monkeypatch):
+    from retrain.registry import lookup
+
+    (tmp_path / "entry_code.py").write_text("def fn(rewards, *, knob: float = 1.0):\n    return rewards\n")
+    (tmp_path / "entry-1.0.dist-info").mkdir()
+    (tmp_path / "entry-1.0.dist-info" / "METADATA").write_text("Name: entry\nVersion: 1.0\n")
+    points = "[retrain.advantage]\nentered = entry_code:fn\n"
+    (tmp_path / "entry-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    lookup._entry_points.cache_clear()
+    try:
+        text = '[algorithm]\nadvantage_mode = "entered"\n'
+        advantage = loaded(tmp_path, text).components.one("advantage")
+        assert (advantage.name, advantage.component.source) == ("entered", "entry point")
+    finally:
+        lookup._entry_points.cache_clear()
