@@ -215,6 +215,28 @@ def test_without_rl_steps_the_warm_started_model_is_evaluated_and_saved(train):
     assert not (run / "metrics.jsonl").exists()
 
 
+TRACKERS = """
+class Unreachable:
+    def __init__(self, run_dir):
+        raise OSError("no route to host")
+
+    def log(self, step, metrics):
+        pass
+"""
+
+
+def test_a_tracker_that_cannot_be_built_costs_a_warning(train, tmp_path, monkeypatch):
+    (tmp_path / "unreachable_tracker.py").write_text(TRACKERS)
+    monkeypatch.chdir(tmp_path)
+    said = []
+    run = train(
+        'logging.trackers=["unreachable_tracker.Unreachable"]',
+        observe=lambda event, details: said.append(str(details.get("text"))),
+    )
+    assert len(rows(run / "metrics.jsonl")) == 4
+    assert any("no route to host" in text and "continues" in text for text in said)
+
+
 COUNTING = """
 import torch
 
