@@ -140,6 +140,14 @@ def test_mu_weighs_the_sources_and_only_where_there_are_both():
     assert objective(sft, ppo).signals == {"mu"}
 
 
+def test_a_penalty_on_the_policy_counts_as_the_policys_part():
+    batch, columns = mixed()
+    plain = total(objective(("ppo_clip", {}), ("sft", {})), batch, columns, [range(5)])
+    held = total(objective(("ppo_clip", {}), ("kl", {"weight": 0.5}), ("sft", {})), batch, columns, [range(5)])
+    assert held[2]["loss/ppo_clip"] == plain[2]["loss/ppo_clip"]
+    assert held[0] == pytest.approx(plain[0] + 0.9 * 0.5 * held[2]["loss/kl"], abs=1e-12)
+
+
 def test_the_expert_rows_never_meet_the_policys_terms():
     batch, _ = mixed()
     weights = objective(("ppo_clip", {}), ("sft", {"weight": 0.5})).step(batch).weights
