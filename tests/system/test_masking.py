@@ -12,16 +12,7 @@ from retrain.system.masking import HIDDEN, hide_named, literal_secrets, looks_se
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "api_key",
-            "API-KEY",
-            "hubToken",
-            "SMTP_PASS",
-            "GH_PAT",
-            "password",
-            "auth",
-            "judge_secret_file",
-        ),
+        *("api_key", "API-KEY", "hubToken", "SMTP_PASS", "GH_PAT", "password", "auth", "judge_secret_file"),
         *("passwords", "tokens", "api_keys", "private_key_pem", "signing_key_b64", "token_text", "header", "headers"),
         *("conn_str", "seed_phrase", "recovery_codes", "id_rsa", "id_ed25519", "db_pw", "wifi_psk"),
     ],
