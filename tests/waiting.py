@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 600.0
+PATIENCE_S = 300.0
 """Only a failure takes as long."""
 
 
@@ -34,8 +34,10 @@ def alive(pid: int) -> bool:
 
 def fork_of(pid: int) -> int:
     """The process that does the work of a client of the server of forks (see `tests/forks.py`), or else the process."""
-    note = Path(os.environ["RETRAIN_TEST_SERVER"], "forks", str(pid))
-    return int(note.read_text()) if note.exists() else pid
+    try:
+        return int(Path(os.environ["RETRAIN_TEST_SERVER"], "forks", str(pid)).read_text())
+    except (FileNotFoundError, ValueError):  # none, or not written yet
+        return pid
 
 
 def kill(process: subprocess.Popen) -> None:
@@ -56,5 +58,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def ends(process: subprocess.Popen) -> int:
-    """The exit code of a process, once it has ended."""
-    return process.wait(timeout=PATIENCE_S)
+    """The exit code of a process, once it has ended; one that does not is killed, since others wait without a limit."""
+    try:
+        return process.wait(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        raise

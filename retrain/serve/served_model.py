@@ -138,6 +138,8 @@ class ServedModel:
             for one in running:
                 one.call.put(RefusedError(500, masked(f"the server has failed: {type(error).__name__}: {error}")))
             raise
+        for one in running:
+            one.call.put(RefusedError(503, "the server is ending"))
 
     def _new(self, running: Sequence[ServedChoice]) -> list[ServedChoice]:
         """Return choices from the queue; wait for the first one if none is running."""

@@ -12,11 +12,11 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from retrain.errors import EngineError
@@ -26,6 +26,9 @@ _Calls = SimpleQueue["Callable[[], None] | None"]
 
 _caller_queue: ContextVar[_Calls] = ContextVar("calls")
 """Queue of functions for the thread that waits in `run` for the current task. None marks the end of the task."""
+
+_LOOK_S = 0.5
+"""Longest wait of a thread at once, in seconds. Python handles a signal that arrives just before a wait after it."""
 
 _starting = threading.Lock()
 _thread = threading.local()
@@ -113,7 +116,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         loop.call_soon_threadsafe(start)
         with thread_flag().waking(lambda: calls.put(check_stop)):
-            while (call := calls.get()) is not None:
+            while (call := _next(calls)) is not None:
                 call()
     except BaseException:
         loop.call_soon_threadsafe(stop)
@@ -124,6 +127,19 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         return tasks[0].result()
     except BaseExceptionGroup as group:
         raise _first(group) from None
+
+
+def _next(calls: _Calls) -> Callable[[], None] | None:
+    while True:
+        with suppress(Empty):
+            return calls.get(timeout=_LOOK_S)
+
+
+def wait_for(future: Future[T]) -> T:
+    """Wait for a future in the main thread, where signals must interrupt the wait, and return its result."""
+    while wait([future], _LOOK_S).not_done:
+        pass
+    return future.result()
 
 
 def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:

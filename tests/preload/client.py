@@ -17,11 +17,13 @@ import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -79,6 +81,19 @@ def connect(folder: Path) -> socket.socket:
                 time.sleep(0.02)
 
 
+def lines(link: socket.socket) -> Iterator[str]:
+    """The lines that arrive. Signals wake the wait for them: one that came just before would be handled after it."""
+    wakes, wake = socket.socketpair()
+    for end in (wakes, wake):
+        end.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    file = link.makefile("r")
+    while True:
+        while link not in select.select([link, wakes], [], [])[0]:
+            wakes.recv(4096)
+        yield file.readline()
+
+
 def run(folder: Path, arguments: list[str]) -> None:
     """Have the server run the program, and end as it ends; meanwhile `folder/forks/PID` holds the PID of the fork."""
     ignored = [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]
@@ -107,11 +122,11 @@ def run(folder: Path, arguments: list[str]) -> None:
     body = json.dumps(about).encode("utf-8", "surrogateescape")
     socket.send_fds(link, [len(body).to_bytes(8, "big")], [0, 1, 2])
     link.sendall(body)
-    answers = link.makefile("r")
-    pid = int(answers.readline())
+    answers = lines(link)
+    pid = int(next(answers))
     for number in early:
         os.kill(pid, number)
-    status = int(answers.readline() or -signal.SIGKILL)
+    status = int(next(answers) or -signal.SIGKILL)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -status not in (signal.SIGKILL, signal.SIGSTOP):

@@ -82,14 +82,15 @@ def test_its_surroundings_are_those_of_the_program(form, tmp_path):
 
 
 WAITS = r"""
-import os, signal, sys
+import os, signal, sys, time
 def say(number, _):
     os.write(1, f"{signal.Signals(number).name}\n".encode())  # print may be interrupted here
     sys.exit(75)
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, say)
 print(os.getpid(), flush=True)
-signal.pause()
+while True:
+    time.sleep(0.1)  # a signal in front of a long wait would be handled after it
 """
 
 

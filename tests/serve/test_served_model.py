@@ -1,5 +1,6 @@
 """What an openai client gets from `retrain serve RUN`."""
 
+import gc
 import threading
 from contextlib import closing, contextmanager
 
@@ -174,3 +175,29 @@ def test_what_a_client_does_not_wait_for_is_dropped(context, client, monkeypatch
     monkeypatch.setattr(context.sampler, "sample", lambda *given: (sizes.append(len(given[0])), sample(*given))[1])
     # Until the server has noticed that the connection is closed, both are sampled.
     assert until(lambda: chat(client, temperature=0, max_tokens=3) and sizes[-1] == 1)
+
+
+@pytest.mark.slow
+def test_nothing_is_kept_of_a_request(url):
+    def objects(count):
+        for number in range(count):
+            body = {"messages": [user(f"{number}+34=")], "max_tokens": 2}
+            assert post(url, CHAT, body)[0] == 200
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = objects(200)
+    assert objects(1000) - before < 500, "less than one object for two requests"
+
+
+def test_an_answer_in_progress_is_refused_when_the_server_ends(context, monkeypatch):
+    sample = context.sampler.sample
+    monkeypatch.setattr(context.sampler, "sample", lambda *given: (endpoint.request_stop(), sample(*given))[1])
+    monkeypatch.setattr(served_model, "_SEGMENT", 1)
+    with closing(ServedModel(context, Access("127.0.0.1"))) as endpoint:
+        thread = threading.Thread(target=endpoint.work)
+        thread.start()
+        client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.InternalServerError, match="the server is ending"):
+            client.completions.create(model="policy", prompt="12+34=", max_tokens=48)
+        thread.join()

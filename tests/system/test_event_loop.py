@@ -1,8 +1,9 @@
 """A flag ends sampling between two tokens."""
 
 import asyncio
+import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -96,3 +97,13 @@ def test_an_interrupt_after_the_coroutine_ended_is_raised():
 
     with ThreadPoolExecutor(1) as thread, pytest.raises(KeyboardInterrupt):
         thread.submit(sample).result(60)
+
+
+@pytest.mark.parametrize("waits", [lambda: event_loop.run(asyncio.sleep(6000)), lambda: event_loop.wait_for(Future())])
+def test_a_signal_that_does_not_wake_the_main_thread_is_handled(waits):
+    """As one that arrives just before the thread waits: here, because another thread receives it."""
+    thread = threading.Timer(0.1, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        waits()
+    thread.join()

@@ -31,7 +31,7 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once():
 def test_end_kills_the_group_after_the_grace():
     script = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
-        "print(subprocess.Popen(['sleep', '6000']).pid, flush=True); time.sleep(6000)\n"
+        "print(subprocess.Popen(['sleep', '6000']).pid, flush=True)\nwhile True: time.sleep(0.1)\n"
     )
     leader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     helper = int(leader.stdout.readline())

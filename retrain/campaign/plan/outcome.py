@@ -52,6 +52,16 @@ class Outcome(BaseModel):
         return -1 if self.goal == "min" else 1
 
     @property
+    def key(self) -> str:
+        """Name in eval.jsonl or metrics.jsonl: `avg_tokens` for `tokens`."""
+        return "avg_tokens" if self.metric == "tokens" else self.metric
+
+    @property
+    def column(self) -> str:
+        """Name of the column of results.csv, whose `tokens` are the cost of the run: `avg_tokens`, `mean accuracy`."""
+        return f"mean {self.key}" if self.summary == "mean" else self.key
+
+    @property
     def label(self) -> str:
         """Name of the result of a run, such as `held-out accuracy`."""
         name = "held-out accuracy" if self.metric == "accuracy" else self.metric

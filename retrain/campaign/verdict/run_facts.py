@@ -96,13 +96,13 @@ def campaign_commands(directory: Path, results: Results) -> list[str]:
     return lines
 
 
-def row(cell: Cell, threshold: float | None, metric: str = "accuracy", sign: int = 1) -> dict[str, Any]:
+def row(cell: Cell, threshold: float | None, column: str = "accuracy", sign: int = 1) -> dict[str, Any]:
     """Return a cell as a row of results.csv and results.parquet; missing values are None."""
     step, known = cell.reached(threshold, sign), cell.done and threshold is not None
     needed = (None,) * len(SPENT) if step is None else cell.spent_after(step)
     return {
         **{name: getattr(cell, name) for name in ("condition", "seed", "status", "reason")},
-        metric: cell.result,
+        column: cell.result,
         "area": cell.area,
         "avg_tokens": cell.avg_tokens if cell.done else None,
         "steps": len(cell.spent) - 1,
@@ -126,10 +126,10 @@ def write_tables(tables: Sequence[Results], directory: Path) -> list[Path]:
         Paths of the files.
     """
     first, *others = tables
-    rows = [row(cell, first.threshold, first.outcome.metric, first.outcome.sign) for cell in first.runs]
+    rows = [row(cell, first.threshold, first.outcome.column, first.outcome.sign) for cell in first.runs]
     for other in others:
         for line, cell in zip(rows, other.runs, strict=True):
-            line[other.outcome.metric] = cell.result
+            line.setdefault(other.outcome.column, cell.result)
     path = directory / "results.csv"
     with staged(path) as stage, stage.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0] if rows else (), lineterminator="\n")

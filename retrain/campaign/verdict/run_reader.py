@@ -27,8 +27,6 @@ _SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")
 """Metrics of a step that sum up to the costs, in the order of SPENT."""
 _SHARES = re.compile(r"(?:greedy_)?accuracy|(?:avg|pass)@\d+")
 """Numbers of an evaluation that are shares of its problems."""
-_ALIASES = {"tokens": "avg_tokens"}
-"""Outcome -> its name in eval.jsonl."""
 _SEED = re.compile(r"[-_. ]*(seed|s)?[-_]?\d*$")
 """Seed suffix of a run's name: `-s3`, `_seed3`, `-3`."""
 
@@ -100,7 +98,7 @@ def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
         max_steps = int(config["training"]["max_steps"]) if metrics else 0
     if read_json(path / "status.json").get("stopped"):  # [training] stop_when
         max_steps = len(metrics)
-    key = _ALIASES.get(outcome.metric, outcome.metric)
+    key = outcome.key
     of_steps = not any(key in row for row in evals) and any(key in row for row in metrics)
     if status == "done" and (why := _no_result(metrics, evals, max_steps, key, of_steps)):
         status, reason = "failed", why

@@ -275,17 +275,25 @@ def remarks(analysis: Analysis) -> list[str]:
         span = f"{known[0]:.3f} to {known[-1]:.3f} with 80% power"
         lines.append(f"{len(open_ones)} inconclusive comparisons: their seeds detect differences of {span}")
     else:
-        lines += [f"{title(one)}: {'; '.join(reasons)}" for one in open_ones if (reasons := _reasons(one))]
+        reasons = {one: "; ".join(_reasons(one)) for one in open_ones}
+        for reason in dict.fromkeys(filter(None, reasons.values())):
+            same = [title(one) for one in open_ones if reasons[one] == reason]
+            lines += [f"{one}: {reason}" for one in _named(same, "comparison")]
     return [*lines, *notes(analysis)]
+
+
+def _named(names: Sequence[str], what: str) -> Sequence[str]:
+    """Return the names, or their number if they are many."""
+    return names if len(names) <= _NAMED else [plural(len(names), what)]
 
 
 def notes(analysis: Analysis) -> list[str]:
     """Return sentences on claims, assumptions of tests, missing pairs, declarations, steps and lost runs."""
     found = analysis.shown
-    lines = [
-        f"claim, every outcome together: {label} {'holds' if holds else 'does not hold'}"
-        for label, holds in claims(analysis).items()
-    ]
+    lines = list[str]()
+    for word, kept in (("holds for", True), ("not shown for", False)):
+        if labels := [label for label, holds in claims(analysis).items() if holds is kept]:
+            lines.append(f"claim, every outcome together: {word} {', '.join(_named(labels, 'condition'))}")
     by_t = [one for one in found if one.judged.test == "t test" and one.kind in ("better", "worse")]
     lines += dict.fromkeys(f"t test: {_assumption(one)}" for one in by_t)
     if any(one.judged.test == "McNemar" for one in found):

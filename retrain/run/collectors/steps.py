@@ -17,7 +17,7 @@ import torch
 from retrain.run.collectors.rounds import Collection, collect
 from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop
-from retrain.system.event_loop import StopFlag
+from retrain.system.event_loop import StopFlag, wait_for
 from retrain.types import Batch, Metrics, State
 
 _AHEAD = "ahead"
@@ -170,7 +170,7 @@ class Collector:
         if self._coming is not None:
             coming, self._coming = self._coming, None
             with timer("wait"):
-                self._ahead.extend(coming.result())
+                self._ahead.extend(wait_for(coming))
 
     def _collect_all(self, steps: Sequence[int], cursor: int, timer: PhaseTimer) -> list[Collection]:
         found: list[Collection] = []

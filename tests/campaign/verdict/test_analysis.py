@@ -170,6 +170,12 @@ def test_a_smaller_value_is_better_if_the_goal_says_so():
     assert short(shown) == "not worse by more than 0.05"
 
 
+def test_many_comparisons_without_a_verdict_share_a_line():
+    few, many = (simulated({str(label): [0.1 * label, 0.2] for label in range(count)}) for count in (3, 8))
+    assert text(analyze([few])).count("a verdict needs 3") == 3
+    assert text(analyze([many])).count("a verdict needs 3") == 1
+
+
 def test_a_claim_over_several_outcomes_holds_if_each_holds():
     accuracy, tokens = Outcome(margin=0.02), Outcome(metric="tokens", goal="min")
     equal, worse = noisy(0.002, sd=0.005), noisy(-0.3, sd=0.005)
@@ -177,7 +183,7 @@ def test_a_claim_over_several_outcomes_holds_if_each_holds():
     for one, other, holds in ((equal, shorter, True), (worse, shorter, False), (equal, longer, False)):
         found = analyze([simulated(one, outcome=accuracy), simulated(other, outcome=tokens)])
         assert claims(found) == {"b": holds}
-        assert f"b {'holds' if holds else 'does not hold'}" in text(found)
+        assert f"claim, every outcome together: {'holds' if holds else 'not shown'} for b" in text(found)
     assert "accuracy: 1 of 1 condition measured: 1 equal within 0.02. tokens: 1 of 1 condition" in headline(
         analyze([simulated(equal, outcome=accuracy), simulated(shorter, outcome=tokens)])
     )

@@ -79,7 +79,8 @@ def test_a_campaign_has_a_table_for_each_outcome(tmp_path):
     ]
     with write_tables(tables, tmp_path)[0].open() as file:
         rows = list(csv.DictReader(file))
-    assert float(rows[0]["tokens"]) == tables[1].runs[0].result
+    assert float(rows[0]["avg_tokens"]) == tables[1].runs[0].result
+    assert float(rows[0]["tokens"]) == tables[1].runs[0].total[1], "the cost of the run"
 
 
 def test_runs_that_were_measured_differently_are_not_compared(tmp_path):

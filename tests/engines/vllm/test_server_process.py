@@ -25,7 +25,8 @@ pathlib.Path(sys.argv[2]).write_text(f"{os.getpid()} {helper.pid}")
 if sys.argv[4] == "polite":
     signal.signal(signal.SIGTERM, lambda *_: (helper.kill(), os._exit(0)))
 server = Server(int(sys.argv[3]))
-time.sleep(6000)
+while True:
+    time.sleep(0.1)  # a signal in front of a long wait would be handled after it
 """
 SERVE = """
 import sys
