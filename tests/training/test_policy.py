@@ -223,6 +223,15 @@ def test_checkpointed_layers_give_the_same_gradients_in_eval_mode():
     assert dropping.update(batch, objective)["update/nonfinite"] == 0
 
 
+def test_bfloat16_training_keeps_float32_weights_and_learns():
+    batch = make_batch()
+    expert = batch.replace(is_expert=torch.ones(8, dtype=torch.bool))
+    trained = policy(dtype="bfloat16", lr=3e-3)
+    losses = [trained.update(expert, make_objective("sft"))["loss/sft"] for _ in range(20)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert {p.dtype for p in trained.model.parameters()} == {torch.float32}
+
+
 def test_gradients_are_clipped_to_the_norm():
     trained = policy(max_grad_norm=1e-3)
     norms = []

@@ -523,6 +523,15 @@ def test_weights_are_loaded_between_two_tokens_of_a_continuous_run(servers, mode
     assert engine.metrics()["sampler/refused"] == 0
 
 
+def test_weights_that_a_continuous_run_has_not_loaded_are_refused(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path)
+    engine.continuous = True
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].fault = "mixed"
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
+    assert engine.metrics()["sampler/refused"] >= 1
+
+
 @pytest.fixture
 def process():
     """(a server in a process of its own, its address)."""
