@@ -6,7 +6,6 @@ import pytest
 
 from retrain.config.data_checks import unreadable_sources
 from retrain.config.explain import explain
-from retrain.config.load import load
 from retrain.config.resolve import division
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
@@ -15,16 +14,9 @@ from tests.algorithms.test_mix import MIX
 TERMS = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "sft"\n'
 
 
-@pytest.fixture
-def loaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def expert(tmp_path):
     (tmp_path / "expert.jsonl").write_text('{"prompt": "1+1?", "completion": "so 2"}\n')
-
-    def go(text, *overrides):
-        (tmp_path / "run.toml").write_text(text)
-        return load("run.toml", overrides)
-
-    return go
 
 
 def problem(loaded, text, *overrides):

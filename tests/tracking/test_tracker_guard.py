@@ -90,6 +90,25 @@ def test_a_tracker_that_raises_is_dropped_with_one_warning(error):
     assert "metrics.jsonl is complete" in text
 
 
+@pytest.mark.parametrize("verb", ["log", "completions", "close", "where"])
+def test_a_tracker_whose_attribute_raises_is_dropped_with_one_warning(verb):
+    class Broken(Memory):
+        pass
+
+    def raising(self):
+        raise RuntimeError("no such attribute")
+
+    setattr(Broken, verb, property(raising))
+    ear = Ear()
+    guard = SafeTracker("broken", Broken(), ear)
+    guard.log(0, {"a": 1.0})
+    guard.completions(0, [{"text": "x"}])
+    guard.close()
+    [(_, level, text)] = ear.events
+    assert level == "warning"
+    assert "raised RuntimeError: no such attribute" in text
+
+
 def test_a_tracker_that_hangs_at_close_is_left_behind():
     release = threading.Event()
 

@@ -246,6 +246,15 @@ def test_a_server_started_anew_without_the_clients_knowledge_is_not_believed(ser
     assert engine.metrics()["sampler/refused"] == 1
 
 
+def test_many_requests_do_not_wait_one_after_the_other_for_a_server_that_never_returns(servers, model, tmp_path):
+    engine = client(servers[:1], model, tmp_path)
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].kill()
+    with pytest.raises(EngineError, match="no vLLM server is usable"):
+        sample(engine, PROMPTS * 16, SAMPLING)
+    assert engine._revivals == 1
+
+
 def interrupted(condition):
     """Have Ctrl-C arrive in the main thread once the condition holds."""
     hanging = threading.Thread(target=lambda: until(condition) and os.kill(os.getpid(), signal.SIGINT), daemon=True)
