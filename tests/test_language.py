@@ -19,26 +19,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md")]
 PAGES += sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem != "log")  # a log stays as it was written
 PACKAGES = (
-    "adapters",
-    "algorithms",
-    "campaign",
-    "cli",
-    "config",
-    "data",
-    "engines",
-    "environments",
-    "functional",
-    "lab",
-    "registry",
-    "report",
-    "rewards",
-    "run",
-    "serve",
-    "storage",
-    "system",
-    "tools",
-    "tracking",
-    "training",
+    *("adapters", "algorithms", "campaign", "cli", "config", "data", "engines"),
+    *("environments", "functional", "lab", "registry", "report", "rewards", "run"),
+    *("serve", "storage", "system", "tools", "tracking", "training"),
 )
 WORDS = re.compile(
     r"(?<!there )(?<!There )\b(?:is|are) (?:no\b(?! longer)|none\b)"

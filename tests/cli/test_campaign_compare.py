@@ -55,3 +55,12 @@ def test_compare_that_compares_nothing_does_not_pass(cli, tmp_path):
         file.write_text(f"method,seed,accuracy\n{rows}\n")
         assert cli("compare", str(file)).exit_code == 0
         assert cli("compare", str(file), "--fail-if", "worse").exit_code == code
+
+
+def test_compare_does_not_replace_its_input(cli, tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("method,seed,accuracy\na,0,0.5\nb,0,0.6\n")
+    result = cli("compare", str(file), "--html", str(file))
+    assert result.exit_code == 2
+    assert "is an input" in result.stderr
+    assert file.read_text().startswith("method")

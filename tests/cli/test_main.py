@@ -102,6 +102,11 @@ def test_an_installed_package_adds_commands(package):
     assert "prepare" in CliRunner().invoke(app, ["data", "--help"]).stdout
 
 
+def test_an_installed_package_replaces_no_command(package):
+    package("train = own_commands:greet\n", GREET)
+    assert "Train a model" in CliRunner().invoke(app, ["train", "--help"]).stdout
+
+
 def test_a_broken_command_of_a_package_names_the_package_and_leaves_the_others(package):
     package("greet = own_commands:greet\n", "import not_there\n")
     listed = CliRunner().invoke(app, ["--help"])
@@ -139,6 +144,15 @@ def test_an_error_of_the_package_is_a_message_and_its_exit_code(command):
     result = CliRunner().invoke(app, ["try"])
     assert result.exit_code == 3
     assert result.stderr == "rows.jsonl:3: no prompt\na note\n"
+
+
+def test_debugging_shows_the_traceback(command, monkeypatch):
+    def fails() -> None:
+        raise DataError("x")
+
+    command(fails)
+    monkeypatch.setenv("RETRAIN_DEBUG", "1")
+    assert isinstance(CliRunner().invoke(app, ["try"]).exception, DataError)
 
 
 def test_ctrl_c_exits_130(command):

@@ -219,6 +219,18 @@ def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monk
     assert alone["accuracy"] == json.loads(before)["accuracy"]
 
 
+def test_adapters_resume_bit_for_bit(folder, train, cli):
+    make_checkpoint(folder / "base", "gpt2")
+    run, _ = train(*LORA)
+    weights = (run / "model" / "model.safetensors").read_bytes()
+    overrides = [part for key in LORA for part in ("--set", key)]
+    at = "runs/run/checkpoints/step-000001"
+    result = cli("train", "run.toml", "--plain", "--resume", at, *overrides)
+    assert result.exit_code == 0, result.output
+    assert "resumed after step 1" in result.output
+    assert (run / "model" / "model.safetensors").read_bytes() == weights
+
+
 def test_adapters_on_one_side_of_a_tie_are_refused(folder, cli):
     make_checkpoint(folder / "base", "gpt2")
     (folder / "run.toml").write_text(TOML.format(warmup=0))

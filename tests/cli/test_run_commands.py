@@ -118,6 +118,14 @@ def test_eval_writes_completions_for_score_and_leaves_the_run_alone(run, cli, tm
     assert sorted(run.glob("eval/*")) == before
 
 
+@pytest.mark.slow
+def test_eval_of_a_checkpoint_and_of_the_model_name_their_steps(folder, cli):
+    trained = cli("train", "run.toml", "--plain", "--set", "training.minibatches=2")
+    assert trained.exit_code == 0, trained.output
+    for target, steps in (("runs/run", 4), ("runs/run/checkpoints/step-000002", 2)):
+        assert json.loads(cli("eval", target, "--json").stdout)["step"] == steps
+
+
 FULL = """
 from retrain.cli.main import main
 
@@ -152,6 +160,13 @@ def test_no_progress_bar_of_a_library_reaches_the_output(folder):
     assert done.stderr == ""
     assert "\r" not in done.stdout
     assert run_command("export", "runs/run", "out", cwd=folder).stderr == ""
+
+
+def test_fresh_and_resume_exclude_each_other(run, cli):
+    result = cli("train", "run.toml", "--plain", "--fresh", "--resume", "auto")
+    assert result.exit_code == 2
+    assert "drop one of the two" in result.stderr
+    assert (run / "model").is_dir()
 
 
 @pytest.mark.parametrize(

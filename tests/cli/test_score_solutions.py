@@ -58,6 +58,22 @@ def test_solutions_are_scored_by_row_and_by_token(folder, cli, prm):
 
 
 @pytest.mark.slow
+def test_the_table_beta_and_reference(folder, cli, prm):
+    write(folder, SOLUTIONS[3:])
+    plain = cli("prm", "score", prm, "solutions.jsonl", "--tokens")
+    assert plain.exit_code == 0, plain.output
+    assert plain.stdout.startswith("line 1  r_phi ")
+    assert "accuracy" not in plain.stdout
+
+    def score(*options):
+        return json.loads(cli("prm", "score", prm, "solutions.jsonl", "--json", *options).stdout)["rows"][0]["r_phi"]
+
+    assert score("--beta", "1.0") == pytest.approx(2 * score())
+    assert score("--reference", prm) == 0.0
+    assert "r_phi" not in cli("prm", "score", prm, "solutions.jsonl", "--out", "scores.jsonl").stdout.split("rows")[0]
+
+
+@pytest.mark.slow
 def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
     bad = ["{", [], {"prompt": "1?"}, {"prompt": 3, "text": "x"}, {"prompt": "1?", "text": "x", "correct": "yes"}]
     bad += [{"messages": [{"role": "user", "content": "1?"}]}, {"prompt": "1?", "text": "1 2 " * 4000}]

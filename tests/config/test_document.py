@@ -50,6 +50,10 @@ def test_an_override_replaces_a_key_that_excludes_it(tmp_path, table):
         assert ("planning", "strategic_grams") not in read(file, [path]).places
 
 
+def test_the_last_of_two_overrides_counts(tmp_path):
+    assert load(write(tmp_path, ""), ["training.seed=1", "training.seed=2"]).config.training.seed == 2
+
+
 def test_aliases_reach_the_table_that_reads_them(tmp_path):
     loaded = load(write(tmp_path, '[training]\nlr = 3e-4\n[hicra]\nstrategic_grams = "wait, so"\n'))
     assert loaded.config.optimizer.lr == 3e-4

@@ -6,7 +6,6 @@ import pytest
 
 from retrain.config.data_checks import unreadable_sources
 from retrain.config.explain import explain
-from retrain.config.load import load
 from retrain.config.resolve import division
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
@@ -15,16 +14,9 @@ from tests.algorithms.test_mix import MIX
 TERMS = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "sft"\n'
 
 
-@pytest.fixture
-def loaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def expert(tmp_path):
     (tmp_path / "expert.jsonl").write_text('{"prompt": "1+1?", "completion": "so 2"}\n')
-
-    def go(text, *overrides):
-        (tmp_path / "run.toml").write_text(text)
-        return load("run.toml", overrides)
-
-    return go
 
 
 def problem(loaded, text, *overrides):
@@ -99,6 +91,12 @@ def test_published_division_of_a_batch(case):
     )
     assert division(config, [case["ratio"]]) == (case["usual"], [case["expert"]])
     assert division(config, []) == (case["train_batch_size"], [])
+
+
+def test_a_share_that_binary_fractions_overshoot():
+    config = Config.model_validate({"training": {"batch_size": 10, "group_size": 10}})
+    assert division(config, [0.07]) == (9, [7])
+    assert [one.ratio for one in Config().experts] == [0.5]
 
 
 def test_the_expert_may_have_a_reduction_of_its_own(loaded, tmp_path):

@@ -13,20 +13,14 @@ SHIPPED = Path(__file__).parents[2] / "configs"
 CONFIGS = sorted({*SHIPPED.glob("*.toml")} - {SHIPPED / "smollm2.toml"})  # tests/run has the other recipes
 
 
-def loaded(tmp_path, text, *overrides):
-    file = tmp_path / "run.toml"
-    file.write_text(text)
-    return load(file, overrides)
-
-
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
 def test_every_shipped_configuration_is_valid(file, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     assert load(file).warnings == ()
 
 
-def test_an_empty_file_is_the_default_run(tmp_path):
-    result = loaded(tmp_path, "")
+def test_an_empty_file_is_the_default_run(loaded):
+    result = loaded("")
     assert result.config.training.group_size == 8
     assert [bound.name for bound in result.components.all("loss")] == ["ppo_clip", "kl", "entropy"]
     assert result.components.optional("engine") is None
@@ -34,8 +28,8 @@ def test_an_empty_file_is_the_default_run(tmp_path):
     assert result.name == "run"
 
 
-def test_the_resolved_configuration_is_json_and_complete(tmp_path):
-    result = loaded(tmp_path, '[algorithm]\ntransform_mode = "gtpo"\n[gtpo]\nbeta = 0.3\n', "training.seed=7")
+def test_the_resolved_configuration_is_json_and_complete(loaded):
+    result = loaded('[algorithm]\ntransform_mode = "gtpo"\n[gtpo]\nbeta = 0.3\n', "training.seed=7")
     resolved = json.loads(json.dumps(result.resolved()))
     assert resolved["training"]["seed"] == 7
     assert resolved["training"]["max_tokens"] == 64
@@ -45,15 +39,15 @@ def test_the_resolved_configuration_is_json_and_complete(tmp_path):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_completions_must_leave_room_for_a_prompt_in_the_context_of_a_local_model(tmp_path, inside):
+def test_completions_must_leave_room_for_a_prompt_in_the_context_of_a_local_model(loaded, tmp_path, inside):
     config = {"max_position_embeddings": 512}
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({"text_config": config} if inside else config))
     model = f'[model]\npath = "{tmp_path}/model"\n'
-    loaded(tmp_path, f"{model}[training]\nmax_tokens = 511\n")
+    loaded(f"{model}[training]\nmax_tokens = 511\n")
     text = f"{model}[training]\nmax_tokens = 512\n[eval]\nmax_tokens = 9000\n"
     with pytest.raises(ConfigError, match="no room for a prompt in the model's 512 positions") as caught:
-        loaded(tmp_path, text)
+        loaded(text)
     assert [problem.key for problem in caught.value.problems] == ["[training] max_tokens", "[eval] max_tokens"]
 
 
@@ -69,19 +63,19 @@ MODEL = '[model]\npath = "{path}"\n{more}\n'
         ('dtype = "bfloat16"\nrounding = "nearest"\n[model.lora]', False),
     ],
 )
-def test_updates_that_rounding_hides_are_warned_of(tmp_path, more, warns):
+def test_updates_that_rounding_hides_are_warned_of(loaded, tmp_path, more, warns):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"dtype": "bfloat16"}')
-    found = [one.key for one in loaded(tmp_path, MODEL.format(path=tmp_path / "model", more=more)).warnings]
+    found = [one.key for one in loaded(MODEL.format(path=tmp_path / "model", more=more)).warnings]
     assert found == ["[model] dtype"] * warns
     (tmp_path / "model" / "config.json").write_text('{"dtype": "float32"}')
-    assert not loaded(tmp_path, MODEL.format(path=tmp_path / "model", more=more)).warnings
+    assert not loaded(MODEL.format(path=tmp_path / "model", more=more)).warnings
 
 
 @pytest.mark.parametrize("more", ['dtype = "float32"', "[model.lora]"])
-def test_a_rounding_of_nothing_is_refused(tmp_path, more):
+def test_a_rounding_of_nothing_is_refused(loaded, more):
     with pytest.raises(ConfigError, match=r"rounding: .*round"):
-        loaded(tmp_path, MODEL.format(path="a/b", more=f'rounding = "stochastic"\n{more}'))
+        loaded(MODEL.format(path="a/b", more=f'rounding = "stochastic"\n{more}'))
 
 
 WARNINGS = [
@@ -97,19 +91,18 @@ WARNINGS = [
 
 
 @pytest.mark.parametrize(("text", "key", "says"), WARNINGS, ids=[row[1] for row in WARNINGS])
-def test_an_oddity_is_a_warning(tmp_path, monkeypatch, text, key, says):
-    monkeypatch.chdir(tmp_path)
+def test_an_oddity_is_a_warning(loaded, tmp_path, text, key, says):
     (tmp_path / "file_of_an_algorithm.py").write_text("def fn(ctx):\n    return None\n")
-    (warning,) = loaded(tmp_path, text).warnings
+    (warning,) = loaded(text).warnings
     assert key in warning.key
     assert says in warning.problem
     assert warning.fix
 
 
-def test_sections_with_mistakes_do_not_hide_other_mistakes(tmp_path):
+def test_sections_with_mistakes_do_not_hide_other_mistakes(loaded):
     text = '[model]\npath = 3\n[[rewards]]\nweight = "x"\n[algorithm]\nuncertainty_kind = "x"\n[eval]\nevery = -1\n'
     with pytest.raises(ConfigError, match="uncertainty_kind") as caught:
-        loaded(tmp_path, text)
+        loaded(text)
     assert [problem.line for problem in caught.value.problems] == [2, 3, 4, 6, 8]
 
 
@@ -123,10 +116,10 @@ PHASES = [
 
 
 @pytest.mark.parametrize(("text", "keys", "correction", "rules"), PHASES)
-def test_rules_are_asked_once_the_keys_are_valid_and_then_all_of_them(tmp_path, text, keys, correction, rules):
+def test_rules_are_asked_once_the_keys_are_valid_and_then_all_of_them(loaded, text, keys, correction, rules):
     def lines(text):
         try:
-            loaded(tmp_path, text)
+            loaded(text)
         except ConfigError as error:
             return [problem.line for problem in error.problems]
         return []
@@ -174,14 +167,14 @@ def plugin(tmp_path, monkeypatch):
     REGISTERED.update(before)
 
 
-def test_a_plugin_reads_its_slots_params_and_its_signal_its_table(tmp_path, plugin):
+def test_a_plugin_reads_its_slots_params_and_its_signal_its_table(loaded, plugin):
     text = f"""[algorithm]
 transform_mode = ["gtpo", "mod_{plugin}.own", "mod_{plugin}:other"]
 transform_params = {{gain = 2.0, shift = 0.5}}
 [own_table_{plugin}]
 scale = 3.0
 """
-    components = loaded(tmp_path, text).components
+    components = loaded(text).components
     assert [dict(bound.params) for bound in components.all("transform")] == [
         {"beta": 0.1, "per": "episode"},
         {"gain": 2.0},
@@ -190,44 +183,45 @@ scale = 3.0
     assert components.signal(f"own_column_{plugin}").params == {"scale": 3.0}
 
 
-def test_mistakes_in_a_plugins_parameters_have_their_place(tmp_path, plugin):
+def test_mistakes_in_a_plugins_parameters_have_their_place(loaded, plugin):
     text = f"""[algorithm]
 transform_mode = "mod_{plugin}.own"
 [algorithm.transform_params]
 gian = 2.0
 """
     with pytest.raises(ConfigError, match=r"run\.toml:4:1: \[algorithm\.transform_params\] gian: unknown key"):
-        loaded(tmp_path, text)
+        loaded(text)
 
 
-def test_a_reward_that_reads_what_no_completion_has_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_component_of_another_kind_is_refused(loaded, plugin):
+    with pytest.raises(ConfigError, match="is a transform, not a advantage"):
+        loaded(f'[algorithm]\nadvantage_mode = "mod_{plugin}.own"\n')
+
+
+def test_a_reward_that_reads_what_no_completion_has_is_refused(loaded, tmp_path):
     (tmp_path / "odd_reward.py").write_text("def fn(completion, color):\n    return 1.0\n")
     with pytest.raises(ConfigError, match=r"\[\[rewards\]\] name: .*color"):
-        loaded(tmp_path, '[[rewards]]\nname = "odd_reward.fn"\n')
+        loaded('[[rewards]]\nname = "odd_reward.fn"\n')
 
 
-def test_parameters_come_from_the_table_and_then_from_the_entry(tmp_path):
+def test_parameters_come_from_the_table_and_then_from_the_entry(loaded):
     text = (
         '[format]\npattern = "a"\n[[rewards]]\nname = "format"\n[[rewards]]\nname = "format"\nparams = {pattern = "b"}'
     )
-    rewards = loaded(tmp_path, text).components.all("reward")
+    rewards = loaded(text).components.all("reward")
     assert [bound.params["pattern"] for bound in rewards] == ["a", "b"]
 
 
-def test_a_loss_has_the_weight_of_its_entry_or_of_its_table_or_its_default(tmp_path):
+def test_a_loss_has_the_weight_of_its_entry_or_of_its_table_or_its_default(loaded):
     terms = '[[loss]]\nname = "ppo_clip"\nweight = 2.0\n[[loss]]\nname = "kl"\n[[loss]]\nname = "entropy"'
     text = f"[kl]\nweight = 0.5\n{terms}"
-    losses = loaded(tmp_path, text).components.all("loss")
+    losses = loaded(text).components.all("loss")
     assert [bound.params["weight"] for bound in losses] == [2.0, 0.5, 0.0]
 
 
-def test_documented_chains_expand_to_their_stages(tmp_path):
+def test_documented_chains_expand_to_their_stages(loaded):
     def chain(mode):
-        return [
-            bound.name
-            for bound in loaded(tmp_path, f"[algorithm]\ntransform_mode = {mode}").components.all("transform")
-        ]
+        return [bound.name for bound in loaded(f"[algorithm]\ntransform_mode = {mode}").components.all("transform")]
 
     assert chain('"none"') == []
     assert chain('"gtpo"') == ["gtpo"]
@@ -236,10 +230,10 @@ def test_documented_chains_expand_to_their_stages(tmp_path):
     assert chain('["hicra"]') == ["hicra"]
 
 
-def test_a_sampler_that_is_not_the_trainer_is_corrected_once(tmp_path):
+def test_a_sampler_that_is_not_the_trainer_is_corrected_once(loaded):
     def names(text, exact):
         """(stages before the update, corrections in it)"""
-        components = loaded(tmp_path, text).components
+        components = loaded(text).components
         corrections = [one.name for one in components.objective(exact).corrections]
         return [one.name for one in components.stages().transforms], corrections
 
@@ -252,3 +246,22 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_once(tmp_path):
     assert names(whole, exact=False) == ([], ["tis"])
     within = "[algorithm]\ntransform_mode = ['tis', 'gtpo']"
     assert names(within, exact=False) == (["tis", "gtpo"], [])
+
+
+def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(loaded, tmp_path, monkeypatch):
+    from retrain.registry import lookup
+
+    (tmp_path / "entry_code.py").write_text("def fn(rewards, *, knob: float = 1.0):\n    return rewards\n")
+    (tmp_path / "entry-1.0.dist-info").mkdir()
+    (tmp_path / "entry-1.0.dist-info" / "METADATA").write_text("Name: entry\nVersion: 1.0\n")
+    points = "[retrain.advantage]\nentered = entry_code:fn\n"
+    (tmp_path / "entry-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    lookup._entry_points.cache_clear()
+    try:
+        text = '[algorithm]\nadvantage_mode = "entered"\n[entered]\nknob = 2.0\n'
+        advantage = loaded(text).components.one("advantage")
+        assert (advantage.name, advantage.component.source) == ("entered", "entry point")
+        assert advantage.params == {"knob": 2.0}
+    finally:
+        lookup._entry_points.cache_clear()

@@ -6,19 +6,7 @@ import re
 
 import pytest
 
-from retrain.config.load import load
 from retrain.errors import ConfigError
-
-
-@pytest.fixture
-def loaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def go(text, *overrides):
-        (tmp_path / "run.toml").write_text(text)
-        return load(tmp_path / "run.toml", overrides)
-
-    return go
 
 
 def planning(result):

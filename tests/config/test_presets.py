@@ -160,6 +160,15 @@ def test_mistakes_of_a_preset_of_the_users_own_are_shown_in_it(run, tmp_path):
         run(using("mine.toml"))
 
 
+def test_a_preset_may_be_named_on_the_command_line(run):
+    assert run("", "algorithm.algorithm_mode=gspo").components.one("reduction").name == "sequence_mean"
+
+
+def test_a_list_in_a_line_of_its_own_is_kept_as_it_is(run):
+    loaded = run('rewards = [{ name = "number" }]\n' + using("dapo"))
+    assert [bound.name for bound in loaded.components.all("reward")] == ["number"]
+
+
 def test_a_mistake_of_the_preset_is_shown_where_the_file_names_it(run):
     """max_tokens is the file's, gamma the preset's; the user can change the line that names the preset."""
     warning = run(using("grpo_lp", "[training]\nmax_tokens = 4096\n")).warnings[0]

@@ -58,6 +58,13 @@ def test_adapters_of_a_trained_model_have_a_larger_learning_rate():
     assert written.optimizer.lr == 2e-6
 
 
+def test_what_is_written_wins_over_the_gentler_defaults():
+    data = {"model": {"path": "some/model"}, "optimizer": {"lr": 1e-3}, "warmup": {"steps": 5, "seed": 2}}
+    config = Config.model_validate(data)
+    assert (config.optimizer.lr, config.warmup.steps, config.warmup.seed) == (1e-3, 5, 2)
+    assert data["optimizer"] == {"lr": 1e-3}
+
+
 def test_models_are_closed_and_strict():
     for section in SECTIONS:
         assert issubclass(section, BaseModel)

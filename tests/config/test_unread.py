@@ -2,7 +2,6 @@
 
 import pytest
 
-from retrain.config.load import load
 from retrain.errors import ConfigError
 from retrain.registry import components
 
@@ -68,17 +67,10 @@ READ = [
 ]
 
 
-@pytest.fixture
-def loaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def files(tmp_path):
     (tmp_path / "unread_code.py").write_text(PLUGINS)
     (tmp_path / "x.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
-
-    def go(text, *overrides):
-        (tmp_path / "run.toml").write_text(text + "\n")
-        return load("run.toml", overrides)
-
-    return go
 
 
 def refused(loaded, text, *overrides):

@@ -49,6 +49,10 @@ def test_the_last_turn_of_a_class_for_trl_counts():
     assert play(trl("Open it.", "7", {}, LIMITS, factory=f"{HERE}.Vault"), ["I cannot"])[1] == 0.0
 
 
+def test_a_class_for_trl_without_a_reward_leaves_it_to_the_rewards():
+    assert play(trl("?", "7", {}, LIMITS, factory=f"{HERE}.Unscored"), [call("look"), "7"])[1] is None
+
+
 def test_a_text_environment_of_skyrl():
     closed = []
     game = skyrl("Which?", "b", {"max_turns": 3}, LIMITS, env_class=f"{HERE}.Halves", config={"closed": closed})

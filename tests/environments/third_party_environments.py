@@ -29,6 +29,15 @@ class Vault:
         raise AssertionError("no tool")
 
 
+class Unscored:
+    def reset(self, **columns):
+        return None
+
+    def look(self):
+        """Looks."""
+        return "dark"
+
+
 class Walk:
     """As OpenEnv's `Environment`: typed actions and observations."""
 

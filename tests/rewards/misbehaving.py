@@ -69,6 +69,10 @@ def environment(completion, answer):
     return float(os.environ.get(completion) == answer)
 
 
+def by_name(completion, answer, *, secret_env: str):
+    return float(os.environ[secret_env] == answer)
+
+
 def torch_loaded(completion, answer):
     return float("torch" in sys.modules)
 

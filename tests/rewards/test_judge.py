@@ -83,6 +83,12 @@ def test_a_pattern_of_ones_own_matches_the_last_line_once():
         assert [one.value for one in scorer.score(items("one", "two", "first", "late"))] == [0.3, None, None, None]
 
 
+@pytest.mark.parametrize("text", ['{"grade": 3} he said', '{"mark": 3}', '{"grade": 2, "grade": 9}', '{"grade": true}'])
+def test_a_field_is_read_from_the_object_that_ends_the_answer(text):
+    with Server({"": [text]}) as server, judge(server, retries=0, json_field="grade") as scorer:
+        assert scorer.score(items("x"))[0].value is None
+
+
 def test_a_damaged_file_of_the_cache_is_asked_again_and_another_reading_does_not_share_it(tmp_path):
     settings = {"cache": str(tmp_path)}
     with Server({"": ["Score: 4"]}) as server:

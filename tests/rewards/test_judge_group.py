@@ -62,6 +62,16 @@ def test_a_missing_score_leaves_the_whole_group_without_reward():
     assert re.search("the judge does not name [A-Z0-9]{4}$", scores[0].detail)
 
 
+def test_it_is_asked_again(monkeypatch):
+    async def at_once(seconds):
+        pass
+
+    answers = iter(["I cannot.", None])
+    monkeypatch.setattr("asyncio.sleep", at_once)
+    with Server(lambda question: next(answers) or by_length(question)) as server, judge(server, retries=1) as scorer:
+        assert [one.value for one in scorer.score(items("1:a", "1:aa"))] == [0.1, 0.2]
+
+
 def test_a_ranking():
     with Server(longest_first) as server, judge(server, mode="ranking") as scorer:
         scores = scorer.score(items("1:aa", "1:aaaa", "1:a", "1:aa", "2:only", "2:only"))
@@ -174,6 +184,13 @@ def test_ranks_are_the_whole_last_line(answer):
         return
     with pytest.raises(ValueError, match=re.escape(wanted)):
         ranks_in(answer, [*MARKS, "EF67"])
+
+
+def test_a_score_beyond_the_scale_fails_the_group():
+    with Server(by_length) as server, judge(server, highest=3.0) as scorer:
+        scores = scorer.score(items("1:aa", "1:aaaa"))
+    assert [one.value for one in scores] == [None, None]
+    assert "score 4 is not between 0 and 3" in scores[0].detail
 
 
 def test_the_question_ends_with_the_form_of_the_answer_whatever_the_prompt_is():

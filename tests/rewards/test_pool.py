@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,19 @@ def test_workers_die_with_a_killed_parent(tmp_path):
     until(lambda: not alive(worker))
 
 
+def test_workers_outlive_the_thread_that_first_asked():
+    made = []
+    asking = threading.Thread(target=lambda: made.append(pool(bound("by_text"))))
+    asking.start()
+    asking.join()
+    with made[0] as scoring:
+        first = worker_of(scoring)
+        for _ in range(20):  # the system would tell them within a moment
+            time.sleep(0.01)
+            assert scoring.score(items("right"))[0].value == 1.0
+        assert worker_of(scoring) == first
+
+
 def test_workers_do_not_import_torch():
     with pool(bound("torch_loaded"), bound("exact")) as scorer:
         assert scorer.score(items("x"))[0].parts["misbehaving.torch_loaded"] == 0.0
@@ -277,6 +291,12 @@ def test_a_module_that_breaks_only_in_the_worker(tmp_path, monkeypatch):
     monkeypatch.setattr("retrain.system.worker_pool._START_TIMEOUT_S", 1.0)
     with pytest.raises(UserCodeError, match="longer than 1 s"):
         RewardPool([(reward, 1.0)], search_paths=[tmp_path])
+
+
+def test_variables_that_parameters_name_are_passed(monkeypatch):
+    monkeypatch.setenv("NAMED", "canary")
+    with pool(bound("by_name", secret_env="NAMED")) as scorer:
+        assert scorer.score(items("x", answer="canary"))[0].value == 1.0
 
 
 def test_an_interrupted_score_leaves_nothing_behind_not_even_what_a_reward_has_started(tmp_path, monkeypatch):

@@ -55,6 +55,13 @@ def test_a_row_has_criteria_of_its_own_beside_those_of_all_rows():
     assert set(both.parts) == {"judge", "judge/criterion_1"}, "names of rows are not parts unless `parts` lists them"
 
 
+def test_an_empty_rubric_is_no_opinion():
+    with Server(by_criterion) as server, judge(server, rubric_field="rubric") as scorer:
+        (score,) = scorer.score([item(rubric=[])])
+    assert (score.status, score.detail) == ("invalid", "every reward (judge) returned None")
+    assert server.seen == []
+
+
 def test_named_criteria_of_a_row_make_the_parts_that_are_declared():
     rubric = [
         {"criterion": "be right", "weight": 3.0, "name": "facts"},
@@ -118,6 +125,13 @@ def test_every_column_can_be_shown():
     with Server(lambda _: "Score: 1") as server, judge(server, prompt=template, rubric=["be right"]) as scorer:
         scorer.score([item(**row)])
     assert "|be right|" in server.questions[0]
+
+
+def test_a_column_that_is_missing_fails_the_completion():
+    with Server(by_criterion) as server, judge(server, prompt="{completion} {context}") as scorer:
+        (score,) = scorer.score([item(source="s")])
+    assert score.status == "error"
+    assert 'no field "context", which prompt shows; it has prompt, answer, completion, source' in score.detail
 
 
 def parts_of(**params):

@@ -38,6 +38,10 @@ def change_config(base):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 1e-2}))
 
 
+def change_template(base):
+    (base / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+
+
 def shift_weights(base):
     file = base / "model.safetensors"
     save_file({name: value + 0.05 for name, value in load_file(file).items()}, file, {"format": "pt"})
@@ -46,6 +50,7 @@ def shift_weights(base):
 CHANGES = [
     (swap_digits, "model.tokenizer", ()),
     (change_config, "model.configuration", ()),
+    (change_template, "model.tokenizer", ()),
     (shift_weights, "model.weights", ("model.lora={r=2}",)),
 ]
 

@@ -165,6 +165,15 @@ def test_an_error_of_a_group_ends_the_run(train, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_dropped_groups_are_replaced(train):
+    run = train(*FLOW, "rollout.resample=uninformative", "rollout.max_resample=2")
+    completions = [row["rollout/completions"] for row in rows(run / "metrics.jsonl")]
+    assert len(completions) == STEPS
+    assert all(count % SIZE == 0 and count <= 3 * GROUPS * SIZE for count in completions)
+    assert len(trained_problems(run)) == len({*trained_problems(run)})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [

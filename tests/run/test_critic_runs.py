@@ -33,6 +33,12 @@ def test_the_policy_waits_for_the_critic(train):
     assert all("critic/loss" in step for step in steps)
 
 
+@pytest.mark.slow
+def test_one_completion_per_prompt_is_enough(train):
+    run = train(*PPO, *QUIET, "training.group_size=1", "training.batch_size=8", "training.max_steps=2")
+    assert all(step["update/skipped"] == 0 for step in rows(run / "metrics.jsonl"))
+
+
 WARNED = [
     ((*PPO, "critic.warmup_steps=4"), "the policy is not trained in any step"),
     ((*PPO, "gae.lam=0.95", "training.max_tokens=2000"), "a reward at the end of 2000 tokens decays"),

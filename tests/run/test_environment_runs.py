@@ -9,6 +9,7 @@ import pytest
 
 from retrain.config.load import load
 from retrain.errors import ConfigError, DataError, UserCodeError
+from retrain.report.run_page import write_report
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
@@ -87,6 +88,14 @@ def test_a_run_trains_on_episodes_and_resumes_to_the_bit(train, stopped):
 
 
 @pytest.mark.slow
+def test_its_report_shows_conversations(train):
+    page = write_report(train("training.max_steps=1")).read_text()
+    assert " ended: " in page
+    assert 'class="observed"' in page or " observed" in page
+    assert '<b class="turn">' in page
+
+
+@pytest.mark.slow
 def test_the_next_batch_can_be_played_while_the_last_is_trained_on(train, stopped):
     whole = train("rollout.overlap=2", name="whole")
     stopped("rollout.overlap=2", name="cut", steps=2)
@@ -137,6 +146,12 @@ def test_classes_of_other_libraries_train_as_they_are(train, kind):
 def test_mistakes_are_found_at_load(toml, settings, message):
     with pytest.raises(ConfigError, match=message):
         load(toml, [PLUGINS, *settings])
+
+
+def test_keys_without_an_environment_are_read_by_nothing(toml):
+    toml.write_text("[environment]\nmax_turns = 3\n")
+    with pytest.raises(ConfigError, match="there is no environment"):
+        load(toml)
 
 
 def test_an_environment_for_another_interpreter_is_not_imported_here(toml, tmp_path):

@@ -100,3 +100,14 @@ def test_a_mistake_in_a_set_is_found_at_its_line(sets, changed, says):
     with pytest.raises(ConfigError, match=re.escape(says)) as refused:
         load(sets)
     assert all(problem.line > 30 for problem in refused.value.problems)
+
+
+def test_a_table_that_a_set_alone_reads_is_read(sets):
+    sets.write_text(re.sub('path = ".*"', 'answer_field = "answer"', sets.read_text()))
+    sets.write_text(sets.read_text() + '\n[jsonl]\npath = "rows.jsonl"\nid_field = "key"\n')
+    loaded = load(sets)
+    assert [*loaded.sets] == ["file", "cold"]
+    params = loaded.sets["file"].components.one("task").params
+    assert (params["heldout_fraction"], params["id_field"]) == (1.0, "key")
+    assert (params["path"], params["answer_field"]) == ("rows.jsonl", "answer")
+    assert loaded.sets["cold"].components.one("task").name == "addition"

@@ -12,6 +12,7 @@ from retrain.run.collectors.rounds import collect
 from retrain.run.session import Resume
 from retrain.storage.run_directory import RunDirectory
 from tests.make_checkpoint import make_checkpoint
+from tests.run.test_collect import rollout
 from tests.small_runs import digest, rows
 
 pytestmark = pytest.mark.numeric
@@ -138,6 +139,29 @@ def test_terms_that_read_a_reference_or_scores_go_on_without_rollouts(train, exp
     (row,) = rows(run / "metrics.jsonl")
     assert row["grad/norm"] > 0
     assert row["loss/kl"] == row["loss/entropy"] == 0
+
+
+def test_an_expert_alone_can_be_imitated(train, expert):
+    (row,) = rows(train(*expert[1][:2], 'loss=[{name="sft"}]', "training.max_steps=1") / "metrics.jsonl")
+    assert row["loss/sft"] == row["loss/total"] > 0
+    assert not {"mix/mu", "loss/ppo_clip"} & row.keys()
+
+
+def test_expert_rows_stand_behind_the_rollouts_in_groups_of_their_own(parts):
+    built = parts()
+    experts = built.row_sources["expert"].take(0, [])[0]
+    batch = built.layout.batch([rollout(4, 1.0, 3), rollout(4, 0.0, 1), rollout(2, 0.0, 2)], 5, experts)
+    assert batch.is_expert.tolist() == [False] * 3 + [True] * 3
+    assert batch.group_ids.tolist() == [4, 4, 2, 5, 6, 7]
+    assert batch.sampler_logprobs[3:].abs().sum() == batch.advantages.abs().sum() == 0
+    assert batch.rewards[3:].tolist() == [0.0] * 3
+    assert batch.lengths.tolist() == batch.response_mask.sum(-1).tolist()
+    for row, one in zip(range(3, 6), experts, strict=True):
+        assert batch.input_ids[row][batch.attention_mask[row]].tolist() == list(one.ids)
+        assert batch.input_ids[row][batch.response_mask[row]].tolist() == list(one.ids[slice(*one.spans[0])])
+    alone = built.layout.batch([], 5, experts)
+    assert alone.is_expert.all()
+    assert alone.group_ids.tolist() == [0, 1, 2]
 
 
 def test_the_experts_answers_to_the_prompts_of_the_step(parts, toml, expert):

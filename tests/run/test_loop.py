@@ -193,6 +193,14 @@ def test_too_many_failed_scores_are_the_users_error(train, plugin):
     assert caught.value.__notes__ == ["after 0 steps"]
 
 
+@pytest.mark.slow
+def test_groups_without_signal_are_resampled_a_bounded_number_of_times(train, plugin):
+    run = train('rewards=[{name="mine_for_loop.constant"}]', "rollout.resample=uninformative", "rollout.max_resample=2")
+    for row in rows(run / "metrics.jsonl"):
+        assert row["rollout/completions"] == 3 * 4 * 3, "one round and two more, three groups of four each"
+        assert row["update/skipped"] == 1
+
+
 def test_training_raises_the_reward(train, tmp_path, monkeypatch):
     """Behavior: rewarded for short completions, the model writes shorter ones."""
     (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")

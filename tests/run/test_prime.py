@@ -126,6 +126,18 @@ def test_a_model_with_another_tokenizer_is_refused(train, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
+    said = []
+    train(*PRIME[2:], "eval.problems=0", "training.max_steps=2")
+    changes = ["training.max_steps", "algorithm.transform_mode", "components", "prime"]
+    resume = Resume("auto", allow_change=changes)
+    more = (*PRIME, "eval.problems=0", "training.max_steps=3")
+    run = train(*more, resume=resume, observe=lambda event, details: said.append(str(details)))
+    assert any("the checkpoint has no state of process_rewards" in text for text in said)
+    assert ["prm/loss" in step for step in rows(run / "metrics.jsonl")] == [False, False, True]
+
+
+@pytest.mark.slow
 def test_a_process_reward_model_whose_gradients_overflow_stops_the_run(train):
     with pytest.raises(DivergedError, match=r"at step 2 \(process_rewards\)"):
         train(*PRIME, *QUIET, "prime.beta=1e30")

@@ -168,3 +168,12 @@ def test_other_problems_under_the_same_path_are_refused_unless_allowed(train, da
     assert any("resuming with task.data" in text for text in said)
     assert any("resuming with model.tokenizer" in text for text in said)
     assert len(rows(run / "metrics.jsonl")) == 3
+
+
+@pytest.mark.slow
+def test_a_run_without_a_checkpoint_says_that_it_starts_over(train, stopped, tmp_path):
+    said, run = [], tmp_path / "runs" / "run"
+    stopped("training.max_steps=2", steps=1)
+    rmtree(run / "checkpoints")
+    train("training.max_steps=2", resume=Resume("auto"), observe=lambda event, details: said.append(str(details)))
+    assert any("starting from step 0" in text for text in said)

@@ -203,3 +203,16 @@ def test_a_run_is_exported_without_its_servers_and_sampled_without_them_if_told_
     here = cli.invoke(app, ["eval", str(run), "--set", "rollout.engine=torch", "--json"])
     assert here.exit_code == 0, here.output
     assert json.loads(here.stdout)["accuracy"] == last["accuracy"]
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_not_installed_keeps_no_model_from_being_exported(train, tmp_path, monkeypatch):
+    run = train("eval.problems=0")
+    file = run / "config.resolved.json"
+    stored = json.loads(file.read_text())
+    stored["rollout"]["engine"] = "vllm"
+    stored["vllm"] = {"lora": "adapter"}
+    file.write_text(json.dumps(stored))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    done = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output

@@ -88,6 +88,16 @@ def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(train, stoppe
 
 
 @pytest.mark.slow
+def test_problems_of_a_mix_are_told_apart_by_their_label(train):
+    tasks = 'tasks=[{name="addition", label="a"}, {name="addition", label="b", params={min_digits=1}}]'
+    run = train(tasks, "warmup.steps=0", "training.max_steps=0", "task.name=addition")
+    found = stored(run)["step-000000.jsonl.gz"]
+    names = [row["question_id"] for row in found]
+    assert len(set(names)) == len(names)
+    assert {name.partition("/")[0] for name in names} == {"a", "b"}
+
+
+@pytest.mark.slow
 def test_the_page_of_samples_shows_held_out_problems(train):
     run = train("eval.samples=2")
     write_report(run)

@@ -94,6 +94,22 @@ def test_without_a_name_a_session_is_found_by_what_was_said():
     assert len(first.session) > 20, "nobody guesses it"
 
 
+def test_draws_of_sessions_without_a_name_depend_on_their_order():
+    def streams():
+        sessions = Sessions(CHAT)
+        first = begun(sessions, "", [user("abc")])
+        sessions.add_reply(first, spoken(2))
+        said = [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")]
+        more = begun(sessions, "", said)
+        sessions.add_reply(more, spoken(3))
+        sessions.reward(first.session, 1.0)
+        others = [begun(sessions, name, [user("abc")]) for name in ("s", "", "")]
+        return [one.stream for one in (first, more, *others)]
+
+    assert streams() == streams()
+    assert len({*streams()}) == 5
+
+
 def test_one_conversation_is_one_row_with_one_reward():
     """Whatever comes in between: a reward while a turn is sampled, a turn after the reward, a second reward."""
     sessions = Sessions(CHAT)
@@ -296,6 +312,30 @@ def test_a_refused_request_changes_nothing(parts):
     assert lengths == [400, 400, 400]
     assert second == (200, "s")
     assert rewards == [400] * 10
+    assert last == (200, {"session": "s", "rows": 1})
+
+
+@pytest.mark.slow
+def test_messages_that_the_chat_template_refuses_end_no_run(parts):
+    parts.chat.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% elif loop.previtem is defined and loop.previtem.role == m.role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+
+    def ask(url):
+        said = [user("12+34=")]
+        refused = post(url, TURN, {"messages": [{"role": "system", "content": "1"}, *said]}, "s")
+        first = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")[1]
+        said += [first["choices"][0]["message"], user("\n1+1=")]
+        branch = post(url, TURN, {"messages": [user("1"), *said, user("2")]}, "s")
+        second = post(url, TURN, {"messages": [*said, user("2")], "max_tokens": 4}, "s")
+        return refused, branch, second[0], post(url, "/v1/sessions/s/reward", {"reward": 1.0})
+
+    refused, branch, second, last = answered(parts, ask)
+    assert (refused[0], branch[0], second) == (400, 400, 200)
+    assert "System role not supported" in refused[1]["error"]["message"]
+    assert "roles must alternate" in branch[1]["error"]["message"]
     assert last == (200, {"session": "s", "rows": 1})
 
 

@@ -12,16 +12,8 @@ from retrain.system.masking import HIDDEN, hide_named, literal_secrets, looks_se
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "api_key",
-            "API-KEY",
-            "hubToken",
-            "SMTP_PASS",
-            "GH_PAT",
-            "password",
-            "auth",
-            "judge_secret_file",
-        ),
+        *("api_key", "API-KEY", "hubToken", "SMTP_PASS", "GH_PAT", "password", "auth", "judge_secret_file", "dsn"),
+        *("webhook_url", "AWS_ACCESS_KEY_ID", "sshKeyMaterial", "dbpassword", "authtoken", "connection_string"),
         *("passwords", "tokens", "api_keys", "private_key_pem", "signing_key_b64", "token_text", "header", "headers"),
         *("conn_str", "seed_phrase", "recovery_codes", "id_rsa", "id_ed25519", "db_pw", "wifi_psk"),
     ],
@@ -119,9 +111,13 @@ CANARY = "Canary4711Zz"
     "text",
     [
         f"api_key={CANARY}",
+        f"password = {CANARY}",
         f"DefaultEndpoint=x;AccountKey={CANARY}==;Suffix=y",
         f'HTTP 401: {{"error": "bad", "api_key": "{CANARY}"}}',
         f"https://h/x?token={CANARY}",
+        f"https://h/x?a=1&api_key={CANARY}&b=2",
+        f"https://h/cb#access_token={CANARY}",
+        f"https://me:p@{CANARY}@host/x",
         f"postgresql://me:{CANARY}@db/x",
         f"connect(password={CANARY}, auth_token='{CANARY}')",
     ],

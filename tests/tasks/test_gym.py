@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import get_args
@@ -20,18 +23,10 @@ from tests.forks import run_command
 pytest.importorskip("reasoning_gym", reason="it needs a C compiler to install")
 warnings.filterwarnings("ignore", module="reasoning_gym")
 
-BANNED = [
-    "countdown",
-    "puzzle24",
-    "binary_matrix",
-    "n_queens",
-    "spiral_matrix",
-    "string_insertion",
-    "polynomial_multiplication",
-    "simple_integration",
-    "intermediate_integration",
-    "codeio",
-]
+BANNED = (
+    *("countdown", "puzzle24", "binary_matrix", "n_queens", "spiral_matrix"),
+    *("string_insertion", "polynomial_multiplication", "simple_integration", "intermediate_integration", "codeio"),
+)
 JUNK = ["", "-7.5", "asdf", "None", "[]", "the answer", "0 0 0", "()"]
 
 
@@ -65,6 +60,21 @@ def test_banned_data_sets_are_refused_everywhere():
             Gym(0, name=name)
         with pytest.raises(ComponentError, match="is not allowed"):
             GymReward()("1", {"extra": {"dataset": name, "entry": {}}})
+
+
+@pytest.mark.slow
+def test_problems_do_not_depend_on_the_process():
+    script = "from retrain.data.gym import *\nfor n in get_args(Dataset): print(n, Gym(1, name=n).problem(0).prompt)"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
 
 
 @pytest.mark.slow

@@ -53,6 +53,13 @@ def test_stored_groups_stand_in_for_groups_of_equal_rewards():
     assert metrics == {"replay/groups": 2, "replay/stored": 3, "replay/staleness": 1}
 
 
+def test_a_step_in_which_all_rewards_differ_replays_nothing():
+    source = replay(prompts=2, share=1.0)
+    step = [*group(0, 1.0, 0.0), *group(1, 1.0, 0.0)]
+    source.take(0, step)
+    assert source.take(1, step)[0] == step
+
+
 def test_failed_rollouts_are_not_stored():
     source = replay(prompts=1, share=1.0)
     source.take(0, group(0, 1.0, 0.0, None))

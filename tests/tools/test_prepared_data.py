@@ -74,6 +74,13 @@ def test_a_row_serves_three_readers():
     )
 
 
+def test_messages_stay_messages():
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1?"}]
+    (row,) = rows([Problem("7", chat, "2")], "val", "sums", "math")
+    assert (row["prompt"], row["question"]) == (chat, "1+1?")
+    assert "solution" not in row
+
+
 def test_final_answer_takes_what_follows_the_marks():
     found = final_answer(Problem("1", "q", "2 * 6 = 12\n#### 12"))
     assert (found.answer, found.solution) == ("12", "2 * 6 = 12")

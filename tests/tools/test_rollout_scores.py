@@ -138,3 +138,13 @@ def test_problems_are_paired_by_id_whatever_their_order(tmp_path):
 def test_two_answers_to_one_problem_are_refused(tmp_path):
     with pytest.raises(DataError, match="different problems"):
         compare(*paired(tmp_path, [row("1", "1")], [row("2", "2")]))
+
+
+def test_nothing_in_common_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no problem in common"):
+        compare(*paired(tmp_path, [row("1", "1", id="a")], [row("1", "1", id="b")]))
+
+
+def test_an_id_that_occurs_twice_is_refused(tmp_path):
+    with pytest.raises(DataError, match="is taken by"):
+        compare(*paired(tmp_path, [row("1", "1", id="a")] * 2, [row("1", "1", id="a")]))

@@ -102,22 +102,10 @@ def word_tokenizer(kind):
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-VOCABULARY = [
-    "let",
-    "me",
-    "think",
-    "check",
-    "wait",
-    "so",
-    "the",
-    "key",
-    "insight",
-    "is",
-    "that's",
-    "not",
-    "right",
-    "add",
-]
+VOCABULARY = (
+    *("let", "me", "think", "check", "wait", "so", "the"),
+    *("key", "insight", "is", "that's", "not", "right", "add"),
+)
 
 
 @settings(deadline=None, max_examples=60)

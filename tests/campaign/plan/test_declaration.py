@@ -95,6 +95,8 @@ def test_a_change_before_the_first_run_leaves_no_mark(plan):
     ("old", "new", "change"),
     [
         ('baseline = "grpo"', 'baseline = "maxrl"', 'baseline "grpo" -> "maxrl"'),
+        ('primary = "std"', 'primary = "maxrl"', 'primary "std" -> "maxrl"'),
+        ("alpha = 0.05", "alpha = 0.2", "alpha 0.05 -> 0.2"),
         ("seeds = 6", "seeds = 8", "seeds [0, 1, 2, 3, 4, 5] -> [0, 1, 2, 3, 4, 5, 6, 7]"),
         ("2e-4", "3e-4", "primary: optimizer.lr 0.0002 -> 0.0003"),
         ('label = "std"', 'label = "std"\nseed_offset = 100', "primary: training.seed 0 -> 100"),
@@ -122,6 +124,26 @@ def test_runs_that_have_started_count_and_not_those_that_have_ended(plan, mark):
     else:
         directory.finish(job, {"status": "failed"})
     assert plan().plan.declared["after"] == 1
+
+
+def test_runs_of_a_removed_seed_still_count(plan):
+    directory = plan(("seeds = 6", "seeds = 8"))
+    start(directory, len(directory.jobs) - 1)
+    assert plan(('primary = "std"\n', "")).plan.declared["after"] == 1
+    late = plan().plan.declared
+    assert (late["after"], late["runs"]) == (1, 19)
+    assert late["changed"] == [
+        'primary "std" -> unset',
+        'primary unset -> "std"',
+        "seeds [0, 1, 2, 3, 4, 5, 6, 7] -> [0, 1, 2, 3, 4, 5]",
+    ]
+
+
+def test_a_claim_on_another_task_is_late_without_the_settings_of_the_tasks(plan):
+    tasks = ("seeds = 6", 'seeds = 6\ntasks = ["rare", "decoy"]\nclaim = "rare"')
+    start(plan(tasks))
+    late = plan(tasks, ('claim = "rare"', 'claim = "decoy"')).plan.declared
+    assert late["changed"] == ['claim "rare" -> "decoy"']
 
 
 def test_a_withdrawn_declaration_is_reported_and_its_return_is_late(plan):

@@ -158,6 +158,12 @@ def test_a_campaign_extends_the_run_that_it_names(campaign, tmp_path):
     assert (optimizer.lr, optimizer.weight_decay, training.max_steps) == (3e-5, 0.1, 9)
 
 
+def test_overrides_apply_to_every_run_and_to_the_campaign(campaign):
+    loaded = campaign("[campaign]\nseeds = 5\nmax_steps = 7\n", "training.max_steps=2", "campaign.seeds=[4]")
+    assert {config.config.training.max_steps for config in loaded.configs} == {2}
+    assert loaded.settings.seed_list == [4]
+
+
 def test_a_cells_file_is_the_whole_run(campaign, tmp_path):
     loaded = campaign(
         '[campaign]\nseeds = 2\n[logging]\ntrackers = ["wandb"]\ndir = "out"\n[task]\nname = "addition"\n'
@@ -172,6 +178,14 @@ def test_a_cells_file_is_the_whole_run(campaign, tmp_path):
     wandb = run.tables["wandb"]
     assert (wandb["name"], wandb["group"]) == ("maxrl+gtpo_s1", "maxrl+gtpo")
     assert wandb["tags"] == ["sweep", "maxrl+gtpo"]
+
+
+def test_two_conditions_with_one_seed_differ_in_what_they_set_only(campaign):
+    loaded = campaign("[campaign]\nseeds = 1\n")
+    first, second = (loaded.cell_config(condition, 0) for condition in loaded.conditions[:2])
+    assert first.pop("algorithm") != second.pop("algorithm")
+    assert first.pop("logging") != second.pop("logging")
+    assert first == second
 
 
 def test_all_mistakes_are_told_at_once_each_where_it_was_made(problems, tmp_path):
@@ -282,6 +296,30 @@ transform_mode = "gtpo"
     assert found.startswith(f"0:0 {expected}")
 
 
+def test_what_the_campaign_sets_is_no_matter_of_a_condition_or_an_axis(problems):
+    text = """[campaign]
+max_steps = 5
+[campaign.grid]
+"training.seed" = [1, 2]
+[[campaign.conditions]]
+advantage_mode = "grpo"
+"logging.name" = "x"
+training.max_steps = 3
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+[campaign.conditions.logging]
+dir = "there"
+"""
+    found = [line for line in problems(text) if "the campaign sets this" in line]
+    assert [line.split(": the")[0] for line in found] == [
+        "4:1 [campaign.grid] training.seed",
+        "7:1 [[campaign.conditions]] logging.name",
+        "8:10 [[campaign.conditions.training]] max_steps",
+        "12:1 [[campaign.conditions.logging]] dir",
+    ]
+    assert found[2].endswith("remove it, or [campaign] max_steps")
+
+
 @pytest.mark.parametrize("label", ["a\\nb", "\\u001b[31ma"])
 def test_a_label_is_printable(problems, label):
     (found,) = problems(f'[[campaign.conditions]]\nlabel = "{label}"\nadvantage_mode = "grpo"\n')
@@ -374,6 +412,12 @@ def test_what_no_condition_reads_is_refused_where_it_stands(problems):
         '14:1 [dca] beta: nothing in this run reads it; use advantage "dca_grpo" or "dca" or "dca_rloo", '
         "or remove the key"
     ]
+
+
+def test_what_a_condition_says_must_be_read_by_itself(problems):
+    text = SHARED.replace('label = "plain"', 'label = "plain"\n"prime.norm" = "none"')
+    (problem,) = problems(text)
+    assert problem.startswith("7:1 [[campaign.conditions]] prime.norm: nothing in this run reads it; ")
 
 
 ON_TASKS = """

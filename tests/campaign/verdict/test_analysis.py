@@ -20,6 +20,7 @@ from retrain.campaign.verdict.sentences import (
     texts,
 )
 from retrain.campaign.verdict.statistics import mean_of
+from retrain.campaign.verdict.verdict_page import spent
 from tests.campaign.tables import EFFECTS
 from tests.reference import statistics as reference
 
@@ -136,6 +137,13 @@ def test_six_seeds_suffice_for_any_family(size):
     table = noisy(0.2, seeds=6, sd=0.002) | others
     first, *_ = analyze([simulated(table, ladder=())]).comparisons
     assert (first.size, first.judged.corrected, short(first)) == (size, 2 / 2**6, "better")
+
+
+def test_the_level_is_the_campaigns():
+    table = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [0.2, 0.3, 0.41, 0.3, 0.2]}
+    assert only(simulated(table)).judged.test == "t test"
+    exact = only(simulated(table, alpha=0.1))
+    assert (exact.judged.test, exact.judged.p, exact.kind) == ("exact", 2 / 2**5, "better")
 
 
 # --- A margin makes equality a result.
@@ -278,6 +286,17 @@ def test_a_declared_comparison_is_tested_alone():
     assert "b4" not in [one.condition for one in ladder.comparisons[1:]]
 
 
+def test_sentences_name_the_ingredient():
+    rng = np.random.default_rng(0)
+    levels = {"grpo": 0.1, "maxrl": 0.2, "maxrl+gtpo": 0.25, "maxrl+gtpo_sepa": 0.2}
+    found = analyze([simulated({one: list(level + rng.normal(0, 0.001, 8)) for one, level in levels.items()})])
+    assert [sentence(one).split(":")[0] for one in found.shown] == [
+        *("maxrl against grpo", "gtpo on top of maxrl", "sepa on top of maxrl+gtpo"),
+        *("maxrl+gtpo against grpo", "maxrl+gtpo_sepa against grpo"),
+    ]
+    assert headline(found) == "All 32 runs finished. 3 of 3 changes measured: 2 better, 1 worse."
+
+
 def test_nothing_to_compare():
     one = analyze([simulated({"a": [0.1, 0.2]})])
     assert headline(one) == "All 2 runs finished. There is one condition, so there is nothing to compare."
@@ -286,6 +305,14 @@ def test_nothing_to_compare():
     assert headline(none) == "2 of 4 runs finished. 0 of 1 condition measured: no seed has a result in both."
     assert as_json(none)["comparisons"][0]["difference"] == {"value": None, "low": None, "high": None}
     assert math.isnan(average(none.first, "a").value)
+
+
+def test_steps_to_the_threshold_have_an_interval_if_all_runs_reach_it():
+    table = simulated({"a": [0.2, 0.3, 0.4], "b": [0.3, 0.3, 0.4]}, threshold=0.25)
+    some, every = (spent(table, label) for label in "ab")
+    assert (some["reached"], every["reached"]) == ("2 of 3", "3 of 3")
+    assert (some["steps until then"], every["steps until then"]) == ("-", "10 [10, 10]")
+    assert spent(replace(table, threshold=None), "a")["reached"] == "-"
 
 
 # --- Warm starts.

@@ -204,6 +204,13 @@ def test_runs_measured_at_other_steps_use_their_last_value_before(tmp_path):
     assert found[""].steps_note.endswith("The values of grpo are of step 57.")
 
 
+def test_an_evaluation_that_all_runs_share_is_preferred(tmp_path):
+    rows = [*curves("grpo", 0, range(0, 101, 10)), *curves("dapo", 0, [*range(0, 61, 10), 64])]
+    found = read([steps_table(tmp_path, rows)])
+    assert {cell.curve[-1][0] for cell in found[""].runs} == {60}
+    assert "compared at step 60. Shortest: dapo seed 0 to step 64." in found[""].steps_note
+
+
 @pytest.mark.parametrize("steps", [(100,), (0, 100), (0, 50, 100)])
 def test_runs_without_common_steps_are_refused(tmp_path, steps):
     rows = [*curves("grpo", 0, steps), *curves("dapo", 0, (0, 30, 60))]
@@ -257,7 +264,7 @@ def test_the_separator_of_columns_is_found(tmp_path, separator):
     assert read([write(tmp_path / "t.csv", text)])[""].runs[0].result == 0.5
 
 
-@pytest.mark.parametrize("axis", ["Step", "epoch"])
+@pytest.mark.parametrize("axis", ["Step", "epoch", "train/global_step"])
 def test_a_chart_may_have_another_axis(tmp_path, axis):
     text = f'"{axis}","a-s0 - eval/acc","a-s0 - eval/acc__MIN","a-s0 - {axis}"\n1,0.5,0.4,1\n2,0.6,0.5,2\n'
     found = read([write(tmp_path / "w.csv", text)])
@@ -306,6 +313,15 @@ def test_runs_and_files_are_not_mixed(tmp_path):
     for paths in ([tmp_path / "no.csv"], [file, tmp_path / "no.csv"]):
         with pytest.raises(ConfigError, match=r"no.csv: RUNS: does not exist; check the path"):
             compare(paths)
+
+
+def test_a_method_in_two_files_is_refused(tmp_path):
+    table = write(tmp_path / "results.csv", "condition,seed,accuracy\ngrpo,0,0.5\ndapo,0,0.6\n")
+    state = write(
+        tmp_path / "grpo_seed1" / "trainer_state.json", json.dumps({"log_history": [{"step": 1, "reward": 0.1}]})
+    )
+    with pytest.raises(DataError, match=r"results.csv and .*trainer_state.json both have results of 'grpo'; merge"):
+        read([table, state], "accuracy")
 
 
 def of_problems(tmp_path, seeds, wrong=range(30)):

@@ -19,6 +19,7 @@ from retrain.errors import DataError
         ("grpo_seed0/global_step_100/metrics.jsonl", "grpo", 0),
         ("grpo/s3/checkpoints/checkpoint-500/trainer_state.json", "grpo", 3),
         ("grpo/3.jsonl", "grpo", 3),
+        ("seed0/grpo.jsonl", "grpo", 0),
         ("grpo_seed3/math500/metrics.jsonl", "grpo", 3),
     ],
 )

@@ -41,6 +41,12 @@ def test_runs_of_one_configuration_are_one_condition_paired_by_seed(cells):
     assert (one.condition, one.against, one.seeds) == ("grpo", "maxrl", (0, 1, 2, 3))
 
 
+def test_a_campaign_stands_for_its_runs(cells):
+    found = read_runs([cells / "one"])
+    assert found.conditions == ("grpo", "maxrl")
+    assert len(found.cells) == 8
+
+
 def test_conditions_of_two_campaigns_under_one_label_keep_all_their_cells(cells, tmp_path):
     options = {"seeds": range(4), "steps": 40, "failed": (), "missing": (("grpo", 3),)}
     write_campaign(tmp_path / "c3", conditions=("grpo", "maxrl+gtpo"), **options)

@@ -80,7 +80,11 @@ def test_missing_pairs_are_left_out_and_the_rest_of_the_seed_is_flipped():
         lambda values: statistics.max_t([[math.inf if math.isnan(one) else one for one in values]]),
         statistics.holm,
         statistics.effect_size,
+        lambda values: statistics.improvement(values, [0.1]),
+        lambda values: statistics.permutation([0.1], values),
+        lambda values: statistics.welch(values, [0.1]),
         lambda values: statistics.differences(values, [0.1] * 3),
+        lambda values: statistics.mcnemar(values, [0.1] * 3),
     ],
 )
 def test_what_is_not_finite_is_refused(of, value):

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from retrain.campaign.work.campaign_worker import machine_slots
-from retrain.campaign.work.run_process import gpus
+from retrain.campaign.work.run_process import crashed, gpus
 from retrain.errors import ConfigError
 from retrain.system.lock import identity
 from tests.campaign.jobs import ENVIRONMENT, command, installed, outcomes, ran, retrain, seen, write, write_ranks
@@ -213,3 +213,15 @@ def test_runs_of_ranks_are_started_side_by_side_on_the_gpus_that_a_worker_may_us
     result = retrain(tmp_path, "worker", "runs/sweep", "--gpus", "4", "--plain")
     assert result.returncode == 0, result.stdout + result.stderr
     assert seen(tmp_path) == [(rank, "2", gpus, "1") for rank in "01" for gpus in ("3,5", "6,7")]
+
+
+def test_which_ends_are_worth_a_restart():
+    assert [code for code in (*range(8), 75, 130, 137, 143, -9, -15) if crashed(code)] == [
+        5,
+        75,
+        130,
+        137,
+        143,
+        -9,
+        -15,
+    ]

@@ -57,6 +57,13 @@ def test_every_server_loads_the_weights_and_they_share_the_prompts(servers, mode
     assert "lm_head.weight" in load_file(tmp_path / "vllm" / "model.safetensors"), "tied entries are written as well"
 
 
+def test_greedy_completions_are_sampled_once_and_repeated(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path)
+    engine.load_weights(model.state_dict(), 0)
+    greedy = Asked(group_size=3, max_tokens=2, temperature=0.0)
+    assert [len(group) for group in sample(engine, PROMPTS, greedy)] == [3, 3, 3, 3]
+
+
 LATE = ("hang", "trickle")
 ANSWERS = (*LATE, *DAMAGE, "drop", "stale", "mixed", "short", "brief", "long", "few", "/inference/v1/generate")
 LABEL = "/update_weight_version"
@@ -176,6 +183,12 @@ def test_addresses_that_other_machines_reach_are_refused(servers, model, tmp_pat
         VllmServerEngine(model, tmp_path, "bfloat16", **unknown)
     assert is_loopback("http://localhost:1")
     assert is_loopback("http://[::1]:1")
+
+
+def test_weights_of_another_model_are_refused(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path)
+    with pytest.raises(EngineError, match="is missing"):
+        engine.load_weights(dict(model.named_parameters()), 0)
 
 
 def test_what_went_wrong_is_counted(servers, model, tmp_path):
@@ -314,6 +327,17 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs_within_a_sync(servers, mod
     until(lambda: not left_behind())
 
 
+def test_ctrl_c_ends_the_wait_for_servers_to_come_back(servers, model, tmp_path):
+    engine = client(servers[:1], model, tmp_path, restart_timeout_s=PATIENCE_S)
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].kill()
+    with interrupted(lambda: engine._revivals == 1):
+        sample(engine, PROMPTS, SAMPLING)
+    until(lambda: not left_behind())
+    with pytest.raises(EngineError, match="sampling was interrupted"):
+        sample(engine, PROMPTS, SAMPLING)
+
+
 @pytest.fixture
 def adapting(servers, model, tmp_path):
     """A client that hands over adapters, and the adapter's folder."""
@@ -446,6 +470,12 @@ def test_a_full_queue_holds_requests_back_in_their_order(servers, model, tmp_pat
     assert engine.metrics()["sampler/waited"] == 12
 
 
+def test_a_request_larger_than_the_queue_is_sent_alone(servers, model, tmp_path):
+    engine = client(servers[:1], model, tmp_path, max_in_flight=1)
+    engine.load_weights(model.state_dict(), 7)
+    assert len(flat(sample(engine, PROMPTS, SAMPLING))) == 8
+
+
 def test_the_turns_of_an_episode_stay_on_one_server(servers, model, tmp_path):
     engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
@@ -521,6 +551,15 @@ def test_weights_are_loaded_between_two_tokens_of_a_continuous_run(servers, mode
         assert {"/pause?mode=keep", "/reset_prefix_cache?reset_running_requests=true"} <= {*server.paths}
     assert {row.versions for row in flat(sample(engine, PROMPTS, SAMPLING))} == {()}
     assert engine.metrics()["sampler/refused"] == 0
+
+
+def test_weights_that_a_continuous_run_has_not_loaded_are_refused(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path)
+    engine.continuous = True
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].fault = "mixed"
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
+    assert engine.metrics()["sampler/refused"] >= 1
 
 
 @pytest.fixture

@@ -135,6 +135,20 @@ def test_entropy_form_trains_alike_whatever_the_micro_batches_and_amplifies_once
             ) == pytest.approx(1.2, abs=1e-4)
 
 
+@pytest.mark.slow
+def test_switched_off_metrics_are_left_out_and_the_others_stay(train):
+    common = ("training.max_steps=1", "eval.problems=0", 'logging.observe=["planning_mask"]')
+    (everything,) = metric_rows(train(*common, name="all") / "metrics.jsonl")
+    off = ("hicra.log_semantic_entropy=false", "hicra.log_planning_token_ratio=false")
+    (fewer,) = metric_rows(train(*common, *off, name="fewer") / "metrics.jsonl")
+    assert set(everything) - set(fewer) == {
+        "hicra/semantic_entropy",
+        "hicra/semantic_entropy_norm",
+        "hicra/distinct_sg",
+        "hicra/planning_token_ratio",
+    }
+
+
 @pytest.mark.parametrize("detector", ["semantic", "planning_file_of_mine.fn"])
 def test_other_detectors_train(train, tmp_path, detector):
     (tmp_path / "planning_file_of_mine.py").write_text(

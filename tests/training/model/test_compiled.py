@@ -1,6 +1,8 @@
 """Decoder layers that are compiled: one graph for all of them, and the same results. The code generator is left out."""
 
+import copy
 import logging
+import math
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from retrain.training.model.compiled import compile_layers
 from retrain.training.model.forward import Forward
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
-from tests.training.small_models import make_batch, make_model, make_objective, values_and_gradients
+from tests.training.small_models import VOCABULARY, make_batch, make_model, make_objective, values_and_gradients
 
 pytestmark = pytest.mark.numeric
 compile_module = torch.nn.Module.compile
@@ -85,6 +87,22 @@ def test_updates_scores_and_the_reference_share_few_graphs(checkpointing, lora, 
     for one, other in zip(*seen, strict=True):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
     assert len(graphs) == count
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(graphs, monkeypatch):
+    monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
+    model, batch = make_model(), make_batch()
+    forward = Forward(model, PolicySettings())
+    assert compile_layers(model, forward._trial)
+    other = copy.deepcopy(model)
+    before = forward.logprobs(batch)["old_logprobs"]
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    found = Forward(other, PolicySettings()).logprobs(batch)["old_logprobs"][batch.response_mask]
+    torch.testing.assert_close(found, torch.full_like(found, -math.log(VOCABULARY)))
+    assert torch.equal(forward.logprobs(batch)["old_logprobs"], before)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from retrain.training.model.forward import Forward
+from retrain.training.model.forward import Forward, longest_packed_row
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import MODELS, make_batch, make_model, values_and_gradients
 
@@ -83,3 +83,18 @@ def test_columns_do_not_depend_on_micro_batches_order_or_padding(seed, budget, c
     for name, table in whole.items():
         torch.testing.assert_close(found[name][:, : table.shape[1]], table[order], rtol=1e-5, atol=1e-5)
         assert not found[name][~wide.response_mask].any()
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({}, float("inf")),
+        ({"sliding_window": 7}, 7),
+        ({"sliding_window": 7, "use_sliding_window": False}, float("inf")),
+        ({"sliding_window": 7, "layer_types": ["full_attention"]}, float("inf")),
+        ({"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}, 7),
+        ({"attention_chunk_size": 5, "layer_types": ["chunked_attention"]}, 5),
+    ],
+)
+def test_rows_are_packed_only_within_the_attention_window(config, limit):
+    assert longest_packed_row(type("Config", (), config)()) == limit
