@@ -64,6 +64,7 @@ class Claim(NamedTuple):
 
 ACCURACY = Measure("accuracy", "max", 0.02)
 TOKENS = Measure("avg_tokens", "min")
+WRONG = Measure("mean tokens/wrong", "min")
 DCA = ("dca 0.1", "dca 0.2", "dca 0.5", "dca 1.0")
 
 CLAIMS = (
@@ -87,6 +88,15 @@ CLAIMS = (
             Expectation(one, measure, expected)
             for one in DCA
             for measure, expected in ((TOKENS, "better"), (ACCURACY, "not worse"))
+        ),
+    ),
+    Claim(
+        "A loss per sequence makes wrong answers longer",
+        "length-bias.csv",
+        tuple(
+            Expectation(one, measure, expected)
+            for one in ("per token", "dr_grpo")
+            for measure, expected in ((WRONG, "better"), (ACCURACY, None))
         ),
     ),
 )
