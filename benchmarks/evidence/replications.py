@@ -65,6 +65,7 @@ class Claim(NamedTuple):
 ACCURACY = Measure("accuracy", "max", 0.02)
 TOKENS = Measure("avg_tokens", "min")
 WRONG = Measure("mean tokens/wrong", "min")
+PASS_8 = Measure("pass@8", "max", 0.02)
 DCA = ("dca 0.1", "dca 0.2", "dca 0.5", "dca 1.0")
 
 CLAIMS = (
@@ -98,6 +99,11 @@ CLAIMS = (
             for one in ("per token", "dr_grpo")
             for measure, expected in ((WRONG, "better"), (ACCURACY, None))
         ),
+    ),
+    Claim(
+        "MaxRL raises pass@k where success is rare",
+        "pass-at-k.csv",
+        (Expectation("rare: maxrl", PASS_8, "better"), Expectation("rare: maxrl", ACCURACY)),
     ),
 )
 
