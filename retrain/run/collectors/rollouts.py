@@ -42,8 +42,8 @@ def sampled(
     rollouts = roll(context, rendered, requests, train_sampling(context.config, context.trained.loaded, seed), first)
     rollouts = score(context.chat, context.pool, rendered, rollouts, training.max_tokens)
     if "greedy_rewards" in context.trained.pipeline.reads:
-        alone = requests_for(rendered, 1, training.max_tokens)
-        best = roll(context, rendered, alone, greedy_sampling(context), first)
+        single = requests_for(rendered, 1, training.max_tokens)
+        best = roll(context, rendered, single, greedy_sampling(context), first)
         rollouts = with_greedy(rollouts, score(context.chat, context.pool, rendered, best, training.max_tokens))
     return rollouts, dict(enumerate(rendered, first)), after
 
