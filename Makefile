@@ -26,7 +26,7 @@ SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 SUITES := not faults and not ranks and not ray and not verifiers and not vllm and not repository
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo llm dca-pipeline test test-all coverage matrix newest test-isa wheel test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
+.PHONY: help demo llm dca-pipeline test test-all coverage matrix newest test-isa wheel release test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
@@ -36,7 +36,8 @@ help:
 	@echo "make test-all  run the slow ones as well"
 	@echo "make coverage  make test-all, counting the lines and branches that it reaches"
 	@echo "make test-isa  run the numeric tests with the instruction sets of other processors, on one thread and two"
-	@echo "make wheel   build the wheel, install it into a new environment, and train there"
+	@echo "make wheel   build the wheel, check it, install it into a new environment, train there, uninstall it"
+	@echo "make release  the same, and leave sdist and wheel in dist/"
 	@echo "make matrix  make test with every Python of 3.11, 3.12 and 3.13 that is installed"
 	@echo "make newest  put the newest torch and transformers into the environment, whatever pyproject.toml allows"
 	@echo "make test-ranks  train every recipe, and every way to update, on two and three ranks"
@@ -96,6 +97,9 @@ test-isa: $(VENV)/.test
 wheel: $(VENV)/.test
 	.ci/wheel $(BIN)/python
 
+release: $(VENV)/.test
+	.ci/wheel $(BIN)/python dist
+
 test-ranks: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -m ranks -n 2 --dist loadfile
 
@@ -135,6 +139,8 @@ docs: $(VENV)/.docs
 
 recording: $(VENV)/.core
 	$(BIN)/python -m docs.recording runs/quickstart docs/images/terminal.svg
+	$(BIN)/retrain train configs/quickstart.toml --fresh --set 'algorithm.transform_mode="gtpo_hicra"' --set training.max_steps=1 --set eval.problems=0 --set 'logging.name="credit"'
+	$(BIN)/python -m docs.credit runs/credit 0 docs/images/credit.svg
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py
@@ -151,7 +157,7 @@ gpu-wheels: $(VENV)/.core
 		annotated-types jaxtyping pydantic pydantic-core tomli tomli-w typing-inspection wadler-lindig
 
 clean:
-	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) $(HARNESS) site wheels .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) $(HARNESS) site wheels dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

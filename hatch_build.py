@@ -1,4 +1,4 @@
-"""Build hook: a wheel contains the recipes of `configs/`.
+"""Build hook: a wheel contains the recipes of `configs/`, and docs/skill.md for `retrain init --skill`.
 
 An editable installation reads them from the clone. Copies in its site-packages would outlive `pip uninstall`.
 """
@@ -17,3 +17,4 @@ class RecipesHook(BuildHookInterface[Any]):
         """Add the folder to the files of the build; `version` is "standard" or "editable"."""
         if version == "standard":
             build_data["force_include"]["configs"] = "retrain/cli/templates/recipes"
+            build_data["force_include"]["docs/skill.md"] = "retrain/cli/templates/SKILL.md"

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from retrain.engines.torch_engine import TorchEngine as TorchEngine
     from retrain.environments.contract import Action as Action
     from retrain.environments.contract import Observation as Observation
+    from retrain.from_python import CampaignResult as CampaignResult
+    from retrain.from_python import Run as Run
+    from retrain.from_python import run_campaign as run_campaign
+    from retrain.from_python import train as train
     from retrain.registry import find as find
     from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
     from retrain.registry.traits import Finding as Finding
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from retrain.types import Rollout as Rollout
     from retrain.types import Sampling as Sampling
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULES = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",
@@ -37,6 +41,7 @@ _MODULES = {
     "TorchEngine": "retrain.engines.torch_engine",
     **dict.fromkeys(("build_model", "build_tokenizer"), "retrain.training.model.builtin_model"),
     **dict.fromkeys(("Action", "Observation"), "retrain.environments.contract"),
+    **dict.fromkeys(("CampaignResult", "Run", "run_campaign", "train"), "retrain.from_python"),
     **dict.fromkeys(("Batch", "ExpertRow", "Problem", "Request", "Rollout", "Sampling"), "retrain.types"),
     **dict.fromkeys(
         ("AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput"),

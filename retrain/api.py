@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retrain.campaign.plan.load_campaign import load_campaign as load_campaign
     from retrain.config.load import load as load
+    from retrain.from_python import CampaignResult as CampaignResult
+    from retrain.from_python import Run as Run
+    from retrain.from_python import run_campaign as run_campaign
+    from retrain.from_python import train as train
     from retrain.run.collectors.rollouts import sampled as sampled
     from retrain.run.collectors.rollouts import score as score
     from retrain.run.collectors.rollouts import train_sampling as train_sampling
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "load": "retrain.config.load",
     "load_campaign": "retrain.campaign.plan.load_campaign",
+    **dict.fromkeys(("CampaignResult", "Run", "run_campaign", "train"), "retrain.from_python"),
     **dict.fromkeys(("sampled", "score", "train_sampling", "valid_rows"), "retrain.run.collectors.rollouts"),
     **dict.fromkeys(("EpisodeRunner", "FAILED", "turn_stream"), "retrain.run.episodes"),
     "measure": "retrain.run.evaluate",

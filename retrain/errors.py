@@ -84,6 +84,10 @@ class ComponentError(RetrainError):
         super().__init__(problem + (f"; {fix}" if fix else ""))
 
 
+class ForeignCodeError(ComponentError):
+    """A stored configuration names code that needs `--trust`."""
+
+
 class MissingExtraError(ComponentError):
     """An optional dependency is not installed (exit 2). The message names the extra that installs it."""
 

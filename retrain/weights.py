@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+ParameterReader = Callable[[str], "Tensor"]
+"""Reads the full tensor of a parameter by its name.
+
+If weights are sharded, all ranks must read the same ones in the same order.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class LowRank:

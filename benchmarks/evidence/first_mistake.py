@@ -44,7 +44,7 @@ class Steps(NamedTuple):
 def answers(context: RunContext) -> Iterator[tuple[Problem, Rollout]]:
     """What the policy answers to held-out problems."""
     posed = [(problem, context.chat.prompt(problem.prompt)) for problem in context.task.heldout(PROBLEMS)]
-    sampling = Sampling(stop_ids=context.loaded.stop_ids, seed=derive_seed(0, "first mistake"))
+    sampling = Sampling(stop_ids=context.trained.loaded.stop_ids, seed=derive_seed(0, "first mistake"))
     most = context.config.training.max_tokens
     found = EpisodeRunner(context.sampler, context.chat, sampling).roll(posed, requests_for(posed, SAMPLES, most))
     for rollout in score(context.chat, context.pool, posed, found, most):
@@ -87,7 +87,7 @@ def figures(found: Sequence[Steps]) -> dict[str, float]:
 
 def main(runs: Sequence[Path]) -> None:
     """Print a row of JSON for every run, then means over the runs of each condition."""
-    context = reopen(runs[0], (), lambda event, details: None, trained=False)
+    context = reopen(runs[0], (), lambda event, details: None, parts="initial")
     try:
         asked = list(answers(context))
         mistakes = [context.task.spans(problem, rollout.text)["mistake"] for problem, rollout in asked]

@@ -49,12 +49,13 @@ def kinds(batches: Sequence[MeasuredBatch]) -> dict[str, list[Tensor]]:
 
 def report(context: RunContext, batches: Sequence[MeasuredBatch]) -> None:
     """Print the table."""
-    weights = [policy_reduction(context.objective)(one.batch) for one in batches]
+    weights = [policy_reduction(context.trained.objective)(one.batch) for one in batches]
     quantile = float(stdtrit(len(batches) - 1, 0.975))
 
     def gradients(credit: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
         parts = zip(batches, weights, credit, masks, strict=True)
-        return torch.stack([context.policy.gradient(one.batch, weight * x * mask) for one, weight, x, mask in parts])
+        gradient = context.trained.policy.gradient
+        return torch.stack([gradient(one.batch, weight * x * mask) for one, weight, x, mask in parts])
 
     def oracle(masks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         first, second = (gradients([getattr(one, name) for one in batches], masks) for name in ("first", "second"))
@@ -83,7 +84,7 @@ def report(context: RunContext, batches: Sequence[MeasuredBatch]) -> None:
             signal = float(G.inner(x, true)[0])
             variance = float((G.mean(squares) - G.inner(x, x))[0])
             whole = whole or (signal, variance)
-            value, low, high = G.ratio_interval(found.effective_snr / best, quantile).tolist()
+            value, low, high = G.log_interval(found.effective_snr / best, quantile).tolist()
             share = sum(int(mask.sum()) for mask in masks) / total
             print(
                 f"{name:<8}{kind:<42}{share:>7.1%}{signal / whole[0]:>8.2f}{variance / whole[1]:>10.2f}"
@@ -94,7 +95,7 @@ def report(context: RunContext, batches: Sequence[MeasuredBatch]) -> None:
 
 def main(run: str, batches: int = 32, continuations: int = 4) -> None:
     """Measure batches of the run's initial policy and print the table."""
-    context = reopen(Path(run), (), lambda *_: None, trained=False)
+    context = reopen(Path(run), (), lambda *_: None, parts="initial")
     try:
         sampler = BatchSampler(context, continuations)
         report(context, [sampler.batch(index) for index in range(batches)])

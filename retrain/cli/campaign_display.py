@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -15,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.campaign.work.progress import Progress
-from retrain.cli.run_display import clock
+from retrain.cli.live_screen import clock
+from retrain.cli.run_display import can_be_live
 from retrain.system.terminal import forgiving_output, say, shown
 from retrain.types import Observer
 
 _REFRESH_S = 1.0
+_LEGEND = "cell: accuracy; of a running run, the share of its steps that are done, then its accuracy so far"
 _STYLES = {
     "done": "green",
     "failed": "red",
@@ -34,12 +35,11 @@ _STYLES = {
 def matrix(plain: bool) -> Generator[Observer]:
     """Return an observer that displays a campaign while the context is open.
 
-    It prints lines instead of the live matrix if `plain` is set, if the environment sets NO_COLOR or TERM=dumb, or if
-    the output is not a terminal.
+    It prints lines instead of the live matrix if `plain` is set or the output cannot show it, see `can_be_live`.
     """
     with forgiving_output():
         console = Console(highlight=False)
-        if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
+        if plain or not can_be_live(console):
             yield lines
             return
         # auto_refresh would start a thread, and the worker must be single-threaded when it starts processes.
@@ -78,7 +78,7 @@ class Matrix:
 
 
 def picture(facts: Mapping[str, Any]) -> Group:
-    """Return a table of conditions x seeds, and a line with the numbers of runs and the time left."""
+    """Return a table of conditions x seeds, its legend while runs go on, and a line with the runs and the time left."""
     seeds = list(dict.fromkeys(row["seed"] for row in facts["runs"]))
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("condition", style="bold", no_wrap=True)
@@ -87,7 +87,8 @@ def picture(facts: Mapping[str, Any]) -> Group:
     for condition in dict.fromkeys(row["condition"] for row in facts["runs"]):
         by_seed = {row["seed"]: row for row in facts["runs"] if row["condition"] == condition}
         table.add_row(shown(condition), *(_cell(by_seed.get(seed)) for seed in seeds))
-    return Group(table, Text(tally(facts), style="dim"))
+    legend = [Text(_LEGEND, style="dim")] if facts["running"] else []
+    return Group(table, *legend, Text(tally(facts), style="dim"))
 
 
 def tally(facts: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,6 +143,8 @@ def check_rewards(
     Exit code 1 if wrong completions of a form count as right, or if more completions could not be scored than
     [reward_pool] max_failed allows.
     """
+    from rich.progress import track
+
     from retrain.config.load import load
     from retrain.tools.reward_check import FORMS, as_table
     from retrain.tools.reward_check import check_rewards as check
@@ -150,7 +153,9 @@ def check_rewards(
     if unknown := [name for name in allow or () if name not in wrong]:
         raise typer.BadParameter(f'no form is called "{unknown[0]}"; forms: {", ".join(wrong)}', param_hint="--allow")
     loaded = load(file, overrides or ())
-    found = check(loaded, rows)
+    console = Console(stderr=True)
+    bar = partial(track, description="scoring", console=console, transient=True, disable=not console.is_terminal)
+    found = check(loaded, rows, bar)
     say("\n".join(as_table(loaded, found).aligned()))
     holes = {one.form.name: one.correct for one in found if one.form.name in wrong and one.correct}
     missed = [one.form.name for one in found if one.form.right and one.correct <= 0.5]

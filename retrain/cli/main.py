@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "play": ("retrain.cli.trained_commands:play", "Play an environment, or watch a run's model play it."),
     "report": ("retrain.cli.trained_commands:report", "Write one HTML file about a run or a campaign."),
     "compare": ("retrain.cli.campaign_commands:compare", "Compare runs: paired differences, intervals, exact tests."),
-    "status": ("retrain.cli.run_commands:status", "Show the progress of runs and campaigns."),
+    "status": ("retrain.cli.trained_commands:status", "Show the progress of runs and campaigns."),
     "export": ("retrain.cli.trained_commands:export", "Write a run's model for other tools; upload it."),
     "data prepare": (
         "retrain.cli.data_commands:data",

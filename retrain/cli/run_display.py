@@ -3,59 +3,37 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, TextIO
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.padding import Padding
-from rich.progress_bar import ProgressBar
-from rich.rule import Rule
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
+from retrain.cli.run_lines import Lines
 from retrain.system.masking import masked
-from retrain.system.terminal import forgiving_output, say, shown
+from retrain.system.terminal import forgiving_output
 from retrain.types import Observer
 
-_BARS = "▁▂▃▄▅▆▇█"
-_CURVES: tuple[tuple[str, str, str], ...] = (
-    ("reward", "reward/mean", "{:.3f}"),
-    ("accuracy", "reward/accuracy", "{:.1%}"),
-    ("informative", "groups/informative", "{:.0%}"),
-    ("skipped (all correct)", "skipped/all_correct", "{:.0f}"),
-    ("skipped (all wrong)", "skipped/all_wrong", "{:.0f}"),
-    ("tokens", "tokens/response", "{:.1f}"),
-    ("entropy", "policy/entropy", "{:.3f}"),
-    ("grad norm", "grad/norm", "{:.3g}"),
-    ("sampled tokens/s", "time/tokens_per_s", "{:,.0f}"),
-    ("turns", "env/turns", "{:.2f}"),
-    ("ended by itself", "env/ended_done", "{:.0%}"),
-)
-"""Label, metric and format of each curve; a metric that the run does not report has no row."""
 
-_MAX_ENVIRONMENT_ROWS = 4
-"""Largest number of rows for the metrics that environments report."""
-
-_LABEL, _VALUE = 22, 9
-"""Widths of the columns of labels and values."""
-_SAMPLE_LINES = 3
+def can_be_live(console: Console) -> bool:
+    """Return True in a terminal, and in a notebook with ipywidgets, unless NO_COLOR or TERM=dumb is set."""
+    if "NO_COLOR" in os.environ or console.is_dumb_terminal:
+        return False
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 @contextmanager
 def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
     """Return an observer that displays a run while the context is open.
 
-    It prints lines instead of the live screen if `plain` is set, if the environment sets NO_COLOR or TERM=dumb, or if
-    the output is not a terminal. With `as_json` it prints only one JSON object per event to standard output, and
-    output of libraries goes to standard error. A run continues if the output cannot be written.
+    It prints lines instead of the live screen if `plain` is set or the output cannot show it, see `can_be_live`. With
+    `as_json` it prints only one JSON object per event to standard output, and output of libraries goes to standard
+    error. A run continues if the output cannot be written.
     """
     with forgiving_output():
         if as_json:
@@ -64,9 +42,13 @@ def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
                 yield partial(_json_line, output)
             return
         console = Console(highlight=False)
-        if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
+        if plain or not can_be_live(console):
             yield Lines()
             return
+        from rich.live import Live
+
+        from retrain.cli.live_screen import Screen
+
         screen = Screen(console)
         # Two frames per second keep the clock moving and use about 1% of a core.
         with Live(console=console, get_renderable=screen.render, refresh_per_second=2, vertical_overflow="crop"):
@@ -75,258 +57,5 @@ def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
             console.print(Text("\n" + screen.summary, style="bold"))
 
 
-class Lines:
-    """Observer that prints one line per event, and about fifty for the steps of a run, for logs and pipes."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-
-    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Print the line of an event, if it has one."""
-        line = getattr(self, f"_{event}", _nothing)(details)
-        if line:
-            say(line, error=details.get("level") == "warning")
-
-    def _step(self, row: Mapping[str, Any]) -> str:
-        done, total = int(row["step"]) + 1, int(row["max_steps"])
-        self._steps += 1
-        if self._steps > 1 and done < total and done % max(1, total // 50):
-            return ""
-        values = [f"{label} {form.format(row[name])}" for label, name, form in _shown(row) if name in row]
-        seconds = f"{row['time/step_s']:.2f} s" if "time/step_s" in row else ""
-        return "  ".join((f"step {done}/{total}", *values, seconds)).rstrip()
-
-    def _warmup(self, row: Mapping[str, Any]) -> str:
-        done, total = int(row["step"]), int(row["steps"])
-        return "" if done % max(1, total // 10) else f"warm start {done}/{total}  loss {row['loss']:.3f}"
-
-    def _warmup_waiting(self, row: Mapping[str, Any]) -> str:
-        return "waiting for another process that computes the same warm start"
-
-    def _phase(self, row: Mapping[str, Any]) -> str:
-        return f"{row['name']} ..."
-
-    def _eval(self, row: Mapping[str, Any]) -> str:
-        return evaluation(row)
-
-    def _message(self, row: Mapping[str, Any]) -> str:
-        return f"{row['level']}: {row['text']}" if row.get("level") == "warning" else str(row["text"])
-
-    def _tracker(self, row: Mapping[str, Any]) -> str:
-        return f"{row['name']}: {row['where']}"
-
-    def _done(self, row: Mapping[str, Any]) -> str:
-        return str(row["text"])
-
-
 def _json_line(output: TextIO, event: str, details: Mapping[str, Any]) -> None:
     print(json.dumps(masked({"event": event, **details})), file=output, flush=True)
-
-
-@dataclass
-class Screen:
-    """Observer that holds the state of a run and renders it for the live screen.
-
-    No line of a frame is wrapped, so that all frames have the same height.
-
-    Attributes:
-        console: the terminal.
-        phase: name of the current phase.
-        done, total: steps of the phase that are done, and all of them; total is 0 if unknown.
-        left_s: estimated seconds until the end of the phase; None if unknown.
-        curves: values of each metric at the steps so far; NaN at a step without a value.
-        latest: newest value of each metric.
-        evaluation: row of the last evaluation.
-        sample: the completion to show.
-        summary: text that is printed when the run is done.
-        memory_mb: peak memory in MB.
-        places: name of the run or of a tracker -> its directory or address.
-        began: start of the display, by `time.perf_counter`.
-    """
-
-    console: Console
-    phase: str = "starting"
-    done: int = 0
-    total: int = 0
-    left_s: float | None = None
-    curves: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    latest: dict[str, float] = field(default_factory=dict[str, float])
-    evaluation: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    sample: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    summary: str = ""
-    memory_mb: float = 0.0
-    places: dict[str, str] = field(default_factory=dict[str, str])
-    began: float = field(default_factory=time.perf_counter)
-    _first: tuple[float, int] | None = None
-    _seen: int = 0
-
-    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Process an event; the next frame shows it."""
-        getattr(self, f"_{event}", _nothing)(details)
-
-    def _phase(self, row: Mapping[str, Any]) -> None:
-        self.phase, self.left_s = shown(str(row["name"])), None
-        if self._first is None:
-            self.total = 0
-
-    def _warmup(self, row: Mapping[str, Any]) -> None:
-        self.phase = f"warm start, loss {row['loss']:.3f}"
-        self.done, self.total, self.left_s = int(row["step"]), int(row["steps"]), row["left_s"]
-
-    def _warmup_waiting(self, row: Mapping[str, Any]) -> None:
-        self.phase = "waiting for another process that computes the same warm start"
-
-    def _step(self, row: Mapping[str, Any]) -> None:
-        now = time.perf_counter()
-        self.done, self.total, self.phase = int(row["step"]) + 1, int(row["max_steps"]), "training"
-        if self._first is None:
-            self._first = (now - row.get("time/step_s", 0.0), self.done - 1)
-        start, before = self._first
-        self.left_s = (now - start) / (self.done - before) * (self.total - self.done)
-        for _, name, _ in _shown({**self.latest, **row}):
-            if name in row:
-                self.latest[name] = float(row[name])
-            if name in self.latest:
-                # A step without an update has no entropy; a gap keeps all curves on one axis.
-                self.curves.setdefault(name, [math.nan] * self._seen).append(float(row.get(name, math.nan)))
-        self._seen += 1
-        self.memory_mb = float(row.get("memory_mb", 0.0))
-
-    def _eval(self, row: Mapping[str, Any]) -> None:
-        self.evaluation = row
-
-    def _sample(self, row: Mapping[str, Any]) -> None:
-        self.sample = row
-
-    def _run(self, row: Mapping[str, Any]) -> None:
-        self.places["run"] = str(row["directory"])
-
-    def _tracker(self, row: Mapping[str, Any]) -> None:
-        self.places[str(row["name"])] = str(row["where"])
-
-    def _message(self, row: Mapping[str, Any]) -> None:
-        warning = row.get("level") == "warning"
-        self.console.print(Text(shown(str(row["text"])), style="yellow" if warning else "dim"))
-
-    def _done(self, row: Mapping[str, Any]) -> None:
-        self.phase, self.left_s = "done", None
-        self.summary = shown(str(row["text"]))
-
-    def render(self) -> RenderableType:
-        """Return a frame for the current width of the console."""
-        width = self.console.width
-        parts: list[RenderableType] = [self._progress(width)]
-        if self.curves or self.evaluation:
-            parts += [Text(), self._curves(width)]
-        if self.sample:
-            parts += [Text(), Rule(self._sample_title(), style="dim", align="left"), *self._sample_text(width)]
-        return Padding(Group(*parts), (1, 0, 0, 0))
-
-    def _progress(self, width: int) -> RenderableType:
-        text = Text(
-            f"{self.phase:<24}" if width >= 100 else self.phase, style="bold", overflow="ellipsis", no_wrap=True
-        )
-        if not self.total:
-            return Text.assemble(text, ("  " + clock(time.perf_counter() - self.began), "dim"), no_wrap=True)
-        table = Table.grid(padding=(0, 1), expand=True)
-        table.add_column(ratio=2, no_wrap=True)
-        table.add_column(ratio=3, no_wrap=True)
-        table.add_column(no_wrap=True, justify="right")
-        left = "" if self.left_s is None else f"  {clock(self.left_s)} left"
-        table.add_row(text, ProgressBar(self.total, self.done), Text(f"{self.done}/{self.total}{left}", no_wrap=True))
-        return table
-
-    def _curves(self, width: int) -> RenderableType:
-        bars = min(80, width - _LABEL - _VALUE - 3)
-        lines = [
-            self._curve(label, form.format(self.latest[name]), self.curves[name], bars)
-            for label, name, form in _shown(self.curves)
-            if name in self.curves
-        ]
-        if self.evaluation:
-            lines.append(self._held_out(self.evaluation))
-        memory = f", {self.memory_mb:,.0f} MB of memory at most" if self.memory_mb else ""
-        for name, place in self.places.items():
-            value = shown(place) + (memory if name == "run" else "")
-            label = f"{name:<{min(_LABEL + _VALUE + 2, width // 2)}}"
-            lines.append(Text.assemble((label, "dim"), value, no_wrap=True, overflow="ellipsis"))
-        return Group(*lines)
-
-    def _held_out(self, row: Mapping[str, Any]) -> Text:
-        text = Text.assemble((f"{'held out':<{_LABEL}}", "dim"), f"{row['accuracy']:>{_VALUE}.1%}  ", no_wrap=True)
-        if "ci_low" in row:
-            text.append(f"95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%}, ")
-        return text.append(f"after {row['step']} steps")
-
-    def _curve(self, label: str, value: str, values: Sequence[float], bars: int) -> Text:
-        return Text.assemble(
-            (f"{label:<{_LABEL}}", "dim"), f"{value:>{_VALUE}}  ", (sparkline(values, bars), "cyan"), no_wrap=True
-        )
-
-    def _sample_title(self) -> Text:
-        reward, answer = self.sample["reward"], " ".join(shown(str(self.sample.get("answer") or "")).split())
-        scored = "not scored" if reward is None else f"reward {reward:.3f}"
-        return Text(f"sample, {scored}" + (f", the answer is {answer}" if answer else ""), style="dim")
-
-    def _sample_text(self, width: int) -> list[Text]:
-        prompt = " ".join(shown(str(self.sample["prompt"])).split())
-        lines = [Text(f"{prompt[:width]}", style="dim", no_wrap=True, overflow="ellipsis")]
-        text = " ".join(shown(str(self.sample["text"])).split()) or "(empty)"
-        wrapped = Text(text[: width * (_SAMPLE_LINES + 1)]).wrap(self.console, width)
-        first = list(wrapped[:_SAMPLE_LINES])
-        return lines + first + [Text() for _ in range(_SAMPLE_LINES - len(first))]
-
-
-def _shown(metrics: Collection[str]) -> tuple[tuple[str, str, str], ...]:
-    """Return label, metric and format of each curve, including those of metrics that environments report.
-
-    The latter are the mean reward of each of several environments ("LABEL: reward"), then other numbers.
-    """
-    known = {name for _, name, _ in _CURVES} | {"env/replayed"}
-    own = [name for name in metrics if name.startswith("env/") and "ended_" not in name and name not in known]
-    rewards = [name for name in own if name.endswith("/reward")]
-    counts = [name for name in own if name.count("/") == 1]
-    more = [
-        (name.removeprefix("env/").replace("/", ": "), name, "{:.3g}")
-        for name in [*rewards, *counts][:_MAX_ENVIRONMENT_ROWS]
-    ]
-    return (*_CURVES, *more)
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the values as a line of at most `width` bars, scaled from the smallest to the largest bar.
-
-    A bar is the mean of the values that fall into it. Values that are not finite are ignored; a bar without others is
-    a space.
-    """
-    count = min(width, len(values))
-    means: list[float | None] = []
-    for index in range(count):
-        part = values[index * len(values) // count : (index + 1) * len(values) // count]
-        finite = [value for value in part if math.isfinite(value)]
-        means.append(sum(finite) / len(finite) if finite else None)
-    known = [mean for mean in means if mean is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(" " if mean is None else _BARS[round((mean - low) * scale)] for mean in means)
-
-
-def evaluation(row: Mapping[str, Any]) -> str:
-    """Return an evaluation as a line: accuracy with its 95% interval, other accuracies, and the number of steps."""
-    interval = f" (95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%})" if "ci_low" in row else ""
-    greedy = [f", greedy {row['greedy_accuracy']:.1%}"] if "greedy_accuracy" in row else []
-    sets = greedy + [f", {key[: -len('/accuracy')]} {row[key]:.1%}" for key in row if key.endswith("/accuracy")]
-    return (
-        f"held-out accuracy {row['accuracy']:.1%}{interval}{''.join(sets)}{',' * bool(sets)} after {row['step']} steps"
-    )
-
-
-def clock(seconds: float) -> str:
-    """Format a duration as `m:ss`, or as `h:mm:ss` from an hour on."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _nothing(details: Mapping[str, Any]) -> None:
-    """Ignore an event that the display does not show."""

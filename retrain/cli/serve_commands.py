@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +16,12 @@ from retrain.errors import ConfigError, ConfigProblem
 from retrain.system.http_client import address, is_loopback
 from retrain.system.terminal import say
 
+if TYPE_CHECKING:
+    from retrain.config.resolve import LoadedConfig
+    from retrain.run.session import Around
+
 _PORT = 8000
+_PATIENCE_S = 3600.0
 
 
 def serve(  # noqa: PLR0913 - the options of a command, each with its name
@@ -78,8 +84,8 @@ def _serve_policy(
 ) -> None:
     """Serve a trained model until a signal arrives."""
     needs_server()
-    from retrain.cli.run_display import Lines
-    from retrain.run.reopen import reopen, reopen_sampler
+    from retrain.cli.run_lines import Lines
+    from retrain.run.reopen import reopen
     from retrain.serve.http_app import Access
     from retrain.serve.policy_endpoint import PolicyEndpoint
     from retrain.serve.served_model import ServedModel
@@ -88,7 +94,7 @@ def _serve_policy(
     warn_of_host(access[0], access[2], "send requests to the policy")
     with ExitOnSigterm() as sigterm:
         if episodes is None:
-            context = reopen_sampler(run, overrides, Lines(), trust=trust)
+            context = reopen(run, overrides, Lines(), "sampler", trust=trust)
             start = partial(ServedModel, context, Access(*access))
         else:
             context = kept = reopen(run, overrides, Lines(), trust=trust)
@@ -100,3 +106,25 @@ def _serve_policy(
         finally:
             sigterm.exiting = True
             context.close()
+
+
+def episodes_from(loaded: LoadedConfig, serve: str, patience: float | None, key_env: str | None, ranks: bool) -> Around:
+    """Return the context in which a run trains on requests to an address; see `retrain train --serve`.
+
+    Raises:
+        ConfigError: an option is invalid, or the run cannot train on an endpoint.
+    """
+    found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})", serve)
+    if not found or int(found[2]) > 65535:
+        fix = "write it as 127.0.0.1:8000"
+        raise ConfigError([ConfigProblem("--serve", 0, 0, serve, "not a host and a port", fix)])
+    from retrain.config.environment_checks import check_endpoint
+
+    needs_server()
+    from retrain.serve.http_app import Access
+    from retrain.serve.policy_endpoint import source_of_episodes
+
+    check_endpoint(loaded, ranks)
+    access = Access(found[1].strip("[]"), int(found[2]), api_key(key_env))
+    warn_of_host(access.host, access.key, "send requests to the policy and reward it")
+    return partial(source_of_episodes, access=access, patience_s=patience or _PATIENCE_S)

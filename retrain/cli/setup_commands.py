@@ -6,8 +6,8 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,8 +59,11 @@ def init(
     ] = "quickstart",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the templates, and exit.")] = False,
+    skill: Annotated[bool, typer.Option("--skill", help="Write SKILL.md for coding agents instead.")] = False,
 ) -> None:
     """Write a commented configuration to start from, and next to it the schema with which editors complete keys."""
+    if skill:
+        return _write_skill(Path("SKILL.md"), force)
     templates = _templates()
     if listed:
         for name, source in templates.items():
@@ -69,20 +72,40 @@ def init(
     if template not in templates:
         fix = did_you_mean(template, [*templates], "retrain init --list shows all templates")
         raise ConfigError([ConfigProblem("--template", 0, 0, template, "there is no such template", fix)])
+    _refuse_existing(file, force)
+    text = templates[template].read_text(encoding="utf-8").replace(f"configs/{template}.toml", "FILE")
+    text = text.replace('"configs/data/', f'"{_recipes()}/data/')
+    with _writing(file):
+        file.write_text(f"#:schema {SCHEMA}\n" + text.replace("FILE", str(file)), encoding="utf-8")
+        file.with_name(SCHEMA).write_text(schema_text() + "\n", encoding="utf-8")
+    say(f"wrote {file}, and {SCHEMA} for editors\nnext: {_missing_data(text)}retrain train {file}")
+
+
+def _write_skill(file: Path, force: bool) -> None:
+    """Write docs/skill.md, which the wheel has among the templates."""
+    _refuse_existing(file, force)
+    shipped = Path(__file__).parent / "templates" / file.name
+    source = shipped if shipped.is_file() else Path(__file__).parents[2] / "docs" / "skill.md"
+    with _writing(file):
+        shutil.copyfile(source, file)
+    say(f"wrote {file}; coding agents read it in this directory, or in a folder of skills")
+
+
+def _refuse_existing(file: Path, force: bool) -> None:
     if file.exists() and not force:
         raise ConfigError(
             [ConfigProblem(str(file), 0, 0, "file", "exists already", "name another one, or add --force")]
         )
-    text = templates[template].read_text(encoding="utf-8").replace(f"configs/{template}.toml", "FILE")
-    text = text.replace('"configs/data/', f'"{_recipes()}/data/')
+
+
+@contextmanager
+def _writing(file: Path) -> Generator[None]:
     try:
-        file.write_text(f"#:schema {SCHEMA}\n" + text.replace("FILE", str(file)), encoding="utf-8")
-        file.with_name(SCHEMA).write_text(schema_text() + "\n", encoding="utf-8")
+        yield
     except OSError as error:
         raise StorageError(
             f"{file}: cannot be written ({error.strerror}); name a file in a directory that you can write"
         ) from None
-    say(f"wrote {file}, and {SCHEMA} for editors\nnext: {_missing_data(text)}retrain train {file}")
 
 
 def _missing_data(text: str) -> str:

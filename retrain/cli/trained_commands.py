@@ -1,29 +1,35 @@
-"""Commands for a trained run: eval, sample, play, export, report."""
+"""Commands for runs that exist: eval, sample, play, export, report, status."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from retrain.cli.arguments import Json, Overrides, Trust
-from retrain.errors import StorageError
+from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.files import SUMS
 from retrain.system.process import thread_waiting
-from retrain.system.terminal import say
+from retrain.system.terminal import say, shown
 
 if TYPE_CHECKING:
     from retrain.run.run_context import RunContext
 
-Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
+RunPath = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
+_REFRESH_S = 2.0
+_PLAN, _STATUS = "plan.json", "status.json"
 
 
 def evaluate(
-    run: Run,
+    run: RunPath,
     overrides: Overrides = None,
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="Evaluate each checkpoint of the run, the oldest first.")
@@ -42,7 +48,7 @@ def evaluate(
     from retrain.run.reopen import each_checkpoint, reopen
 
     if all_checkpoints:
-        from retrain.cli.run_display import evaluation
+        from retrain.cli.run_lines import evaluation
 
         for context in each_checkpoint(run, overrides or (), only_warnings, trust=trust):
             row = _measured(context, out)
@@ -65,15 +71,15 @@ def _measured(context: RunContext, out: Path | None) -> dict[str, Any]:
     from retrain.run.evaluate import measure
     from retrain.storage.run_directory import write_evaluation
 
-    row, completions = measure(context, context.steps)
+    row, completions = measure(context, context.trained.steps)
     if out is not None:
         for name, rows in completions.items():
-            write_evaluation(out, context.steps, name, rows)
+            write_evaluation(out, context.trained.steps, name, rows)
     return row
 
 
 def sample(
-    run: Run,
+    run: RunPath,
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; unset: read them from standard input.")] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Completions per prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
@@ -86,9 +92,9 @@ def sample(
     messages is used as it is.
     """
     thread_waiting.spin_if_quiet()
-    from retrain.run.reopen import reopen_sampler
+    from retrain.run.reopen import reopen
 
-    context = reopen_sampler(run, overrides or (), only_warnings, trust=trust)
+    context = reopen(run, overrides or (), only_warnings, "sampler", trust=trust)
     from retrain.tools.conversation import completions
 
     try:
@@ -111,15 +117,15 @@ def play(
     """
     if not target.is_dir():
         from retrain.config.load import load
-        from retrain.run.play import by_hand
+        from retrain.tools.play import by_hand
 
         replies = (line.rstrip("\n").replace("\\n", "\n") for line in _typed("an action"))
         for text in by_hand(load(target, overrides or ()), problem, replies):
             say(text)
         return
     thread_waiting.spin_if_quiet()
-    from retrain.run.play import by_model
     from retrain.run.reopen import reopen
+    from retrain.tools.play import by_model
 
     context = reopen(target, overrides or (), only_warnings, trust=trust)
     try:
@@ -148,7 +154,7 @@ def _typed(item: str) -> Iterator[str]:
 
 
 def export(
-    run: Run,
+    run: RunPath,
     directory: Annotated[Path, typer.Argument(help="Directory to write the model to.", show_default=False)],
     push_to_hub: Annotated[str | None, typer.Option(help="Also upload it as this repository, OWNER/NAME.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the uploaded repository private.")] = False,
@@ -162,12 +168,12 @@ def export(
 
     The access token for uploading is read from the environment variable HF_TOKEN.
     """
-    from retrain.run.reopen import reopen_trained
+    from retrain.run.reopen import reopen
 
     if (directory / "config.json").exists() and not (directory / SUMS).exists():
         problem = f"{directory} holds a model that `retrain export` did not write"
         raise StorageError(f"{problem}; choose another directory, or delete this one")
-    trained = reopen_trained(run, only_warnings, trust=trust)
+    trained = reopen(run, (), only_warnings, "weights", trust=trust)
     from retrain.run.export import export as write
     from retrain.run.export import push
 
@@ -205,3 +211,89 @@ def only_warnings(event: str, details: Any) -> None:
     """Print warnings, and ignore other events."""
     if event == "message" and details.get("level") == "warning":
         say(str(details["text"]), error=True)
+
+
+def status(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Runs, campaigns, or folders of them; unset: runs/.")
+    ] = None,
+    as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep updating until all runs have ended.")] = False,
+) -> None:
+    """Show the progress of runs and campaigns: steps, reward, held-out accuracy, time left."""
+    found = [one for path in runs or [Path("runs")] for one in _runs_in(path)]
+    if not found:
+        raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])
+    console = Console(highlight=False, soft_wrap=True)
+    if as_json or not watch:
+        facts = [_facts(path) for path in found]
+        if as_json:
+            say(json.dumps(facts, indent=2))
+        else:
+            console.print(_picture(facts))
+        if runs and any(one.get("state") == "unreadable" for one in facts):
+            raise typer.Exit(StorageError.exit_code)
+        return
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            facts = [_facts(path) for path in found]
+            live.update(_picture(facts), refresh=True)
+            if not any(_is_active(one) for one in facts):
+                return
+            time.sleep(_REFRESH_S)
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """Return the path itself if it is a run or campaign, else the runs and campaigns in this folder.
+
+    A path without any is returned as well, so that reading it reports the error; only runs/ may be empty.
+    """
+    found = sorted({file.parent for name in (_STATUS, _PLAN) for file in path.glob(f"*/{name}")})
+    own = (path / _STATUS).exists() or (path / _PLAN).exists()
+    return [path] if own or (not found and path != Path("runs")) else found
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """Return the facts of a run or campaign. Only a campaign has "runs"; a damaged one has path, state and error."""
+    try:
+        if (path / _PLAN).exists():
+            from retrain.campaign.work.progress import Progress
+
+            return Progress(path).facts()
+        from retrain.report.run_summary import status as facts
+
+        return facts(path)
+    except StorageError as error:
+        return {"path": str(path), "state": "unreadable", "error": str(error)}
+
+
+def _picture(facts: list[dict[str, Any]]) -> RenderableType:
+    from retrain.cli.campaign_display import picture
+
+    return Group(
+        *(Group(Text(shown(one["path"])), picture(one)) if "runs" in one else Group(*_lines(one)) for one in facts)
+    )
+
+
+def _is_active(facts: dict[str, Any]) -> bool:
+    """Return True if a run, or any run of a campaign, has not ended."""
+    if "runs" in facts:
+        return any(row["state"] in ("waiting", "running", "stopped") for row in facts["runs"])
+    return facts["state"] == "running"
+
+
+def _lines(row: dict[str, Any]) -> Iterator[Text]:
+    """Yield the line of a run, and one for each of its findings."""
+    yield Text(_line(row), no_wrap=True)
+    for one in row.get("findings", ()):
+        yield Text(shown(f"  {one['name']}: {one['text']} ({one['page']})"), style="yellow")
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["state"] == "unreadable":
+        return shown(f"{row['path']}  unreadable: {row['error']}")
+    accuracy = "" if row["accuracy"] is None else f"  accuracy {row['accuracy']:.1%} after {row['eval_step']} steps"
+    left = "" if row["eta_s"] is None else f"  {row['eta_s'] / 60:.1f} minutes left"
+    error = f"  {row['error']}" if row["error"] else ""
+    total = "" if row["max_steps"] is None else f"/{row['max_steps']}"
+    return shown(f"{row['path']}  {row['state']}  step {row['steps']}{total}{accuracy}{left}{error}")

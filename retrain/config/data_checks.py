@@ -59,7 +59,8 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
         except DataError as error:
             document.refuse(at, str(error), "", DataError.exit_code)
     if not built:
-        _check_sources(loaded, document)
+        for path, error in unreadable_sources(loaded):
+            document.refuse(path, str(error), "", DataError.exit_code)
     document.stop()
 
 
@@ -158,17 +159,9 @@ def _has_chat_template(config: Config) -> bool | None:
     folder = FilePath(model_location(config.model.path))
     if not folder.is_dir():
         return None
-    known = "chat_template" in _text(folder / "tokenizer_config.json")
+    file = folder / "tokenizer_config.json"
+    known = file.is_file() and "chat_template" in file.read_text(encoding="utf-8", errors="replace")
     return known or any(folder.glob("*chat_template*"))
-
-
-def _text(file: FilePath) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-
-
-def _check_sources(loaded: LoadedConfig, document: Document) -> None:
-    for path, error in unreadable_sources(loaded):
-        document.refuse(path, str(error), "", DataError.exit_code)
 
 
 def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[Path, DataError]]:

@@ -21,11 +21,10 @@ from retrain.system.masking import HIDDEN, literal_secrets
 
 _PARSER_ERRORS = (ValueError, RecursionError)
 """Raised by Python for integers of thousands of digits, and by tomli for hundreds of levels of nesting."""
-_MAX_LISTED = 100
-"""Largest number of errors that are listed; further ones are only counted."""
-_MAX_PARTS = 32
-_MAX_CHAIN = 100
-"""Largest number of parts of an overridden key; no valid key has more."""
+_MAX_PARTS, _MAX_CHAIN = 32, 100
+"""Largest number of parts of an overridden key, and of files that extend each other; Python's recursion has a limit."""
+DICT = "dict"
+"""Name of the document of a dict, in errors and as the default name of its run."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
 _SHORTER = "shorten the number, the key or the nesting"
@@ -53,10 +52,9 @@ class Document:
         file, text: path and content of the file.
         data: values under their canonical keys.
         places: canonical key -> place.
-        problems: errors so far, at most a hundred.
+        problems: errors so far.
         warnings: settings that are valid but probably not intended.
         traces: tracebacks of errors that code of the user raised.
-        unlisted: number of errors beyond the listed hundred.
     """
 
     file: str
@@ -66,12 +64,6 @@ class Document:
     problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     traces: list[str] = field(default_factory=list[str])
-    unlisted: int = 0
-
-    @property
-    def full(self) -> bool:
-        """True if a hundred errors are listed, so that further ones are only counted in `unlisted`."""
-        return len(self.problems) >= _MAX_LISTED
 
     def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
@@ -82,11 +74,8 @@ class Document:
         return ConfigProblem(place.file, place.line, place.column, key, problem, fix, exit_code)
 
     def refuse(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> None:
-        """Record an error; after a hundred, only count it."""
-        if self.full:
-            self.unlisted += 1
-        else:
-            self.problems.append(self.at(path, problem, fix, exit_code))
+        """Record an error."""
+        self.problems.append(self.at(path, problem, fix, exit_code))
 
     def warn(self, path: Path, problem: str, fix: str) -> None:
         """Record a warning about a setting that is valid but probably not intended."""
@@ -104,9 +93,6 @@ class Document:
         if not self.problems:
             return
         in_order = sorted(dict.fromkeys(self.problems), key=lambda problem: (problem.line, problem.column))
-        if self.unlisted:
-            more = f"and {self.unlisted:,} more errors"
-            in_order.append(ConfigProblem(self.file, 0, 0, "file", more, "fix these first"))
         error = ConfigError(in_order)
         for trace in self.traces:
             error.add_note(trace)
@@ -161,14 +147,17 @@ class Document:
             del self.places[below]
 
 
-def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:
+def read(file: str | FilePath | Mapping[str, Any], overrides: Sequence[str] = ()) -> Document:
     """Read a TOML file with the files that it extends, and apply `key=value` overrides.
+
+    A dict is written as TOML and read like a file called "dict" in the working directory.
 
     Raises:
         ConfigError: a file cannot be read, is not TOML, or has an invalid `extends`. Other errors are recorded in the
             document.
     """
-    document = _over_bases(_parsed(str(file)), (FilePath(file).resolve(),))
+    first = _parsed(DICT, _toml(file)) if isinstance(file, Mapping) else _parsed(str(file))
+    document = _over_bases(first, (FilePath(first.file).resolve(),))
     for override in overrides:
         document.override(override)
     return document
@@ -206,9 +195,19 @@ def flat(file: str, data: Mapping[str, Any]) -> str:
     return f"# {file}, with the keys of the files that it names\n\n{tomli_w.dumps(data)}"
 
 
-def _parsed(name: str) -> Document:
+def _toml(data: Mapping[str, Any]) -> str:
     try:
-        text = FilePath(name).read_bytes().decode("utf-8-sig")
+        return tomli_w.dumps(data)
+    except (TypeError, ValueError, AttributeError) as error:  # AttributeError: a key is not a string
+        raise _unreadable(
+            DICT, 0, 0, f"not valid TOML: {error}", "use what TOML has; leave a key with None out"
+        ) from None
+
+
+def _parsed(name: str, text: str | None = None) -> Document:
+    """Parse a file, or the text that is given in its place."""
+    try:
+        text = FilePath(name).read_bytes().decode("utf-8-sig") if text is None else text
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _unreadable(name, line, 1, "not UTF-8 text", "save the file as UTF-8") from None

@@ -37,7 +37,8 @@ def json_schema() -> dict[str, Any]:
             continue
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})
-        schema["properties"][name] = table | {"description": _used_by(readers)}
+        read_by = ", ".join(f"{reader.kind} {reader.name}" for reader in readers)
+        schema["properties"][name] = table | {"description": f"Parameters of {read_by}"}
     for alias, key in ALIASES.items():
         first: dict[str, Any] = _table(schema, str(key[0]))["properties"][str(key[1])]
         description = {"description": f"Alias of {show(key)}."}
@@ -59,11 +60,6 @@ def _choice(schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
     if "items" in schema:
         return schema | {"items": _choice(schema["items"], names)}
     return schema | {"anyOf": [_choice(one, names) for one in schema["anyOf"]]} if "anyOf" in schema else schema
-
-
-def _used_by(readers: list[registry.Component]) -> str:
-    """Describe a table by the components that read it."""
-    return "Parameters of " + ", ".join(f"{reader.kind} {reader.name}" for reader in readers)
 
 
 def _table(schema: dict[str, Any], name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ checks; it needs a configuration that passed phase 1. Each phase reports all its
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path as FilePath
@@ -20,7 +20,7 @@ from retrain import registry
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
 from retrain.config.positions import Path
-from retrain.config.presets import Preset, apply_preset, apply_task_settings, leaves, of_eval_set
+from retrain.config.presets import apply_task_settings, leaves
 from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
@@ -36,19 +36,21 @@ CatalogLoader = Callable[[], "Catalog"]
 """Returns the keys of all tables. It is called only after an error, because it imports every component."""
 
 
-def load(file: FilePath | str, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load(file: FilePath | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a configuration, apply overrides, and validate it.
 
     Args:
-        file: path of the TOML file.
+        file: path of the TOML file, or the content of one as a dict.
         overrides: `key=value`, as after `--set`.
     Raises:
         ConfigError: all errors with places and fixes; tracebacks of user code are in its notes.
     """
     document = read(file, overrides)
-    _check_name(document, FilePath(file).stem)
+    _check_name(document, FilePath(document.file).stem)
     if "campaign" in document.data:
-        raise ConfigError([document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {file}")])
+        raise ConfigError(
+            [document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {document.file}")]
+        )
     loaded = validate(document)
     mistakes, odd = judged(loaded.unread.items(), bool(overrides))
     if mistakes:
@@ -75,16 +77,21 @@ def validate(document: Document) -> LoadedConfig:
         ConfigError: all other errors with places and fixes.
     """
     hide_named(document.data)
-    preset = apply_preset(document)
+    preset, algorithm = None, document.data.get("algorithm")
+    if isinstance(algorithm, dict) and "algorithm_mode" in algorithm:
+        from retrain.config.preset_keys import apply_preset
+
+        preset = apply_preset(document)
     apply_task_settings(document)
     config, binder, resolved = _check_schema(document)
     _check_rules(document, binder, config, resolved)
     sets = _eval_sets(document, config)
     found = {one.at: document.at(one.at, one.problem, one.fix) for one in unread_keys(config, resolved)}
-    unread = {
+    unread = {  # without the keys that a preset sets: a built-in one, or a file of the user
         path: one
         for path, one in found.items()
-        if not _by_preset(document, path, one, preset) and all(path in other.unread for other in sets.values())
+        if not (preset and (one.file == preset.file or ((at := document.places.get(path)) and at.preset)))
+        and all(path in other.unread for other in sets.values())
     }
     warnings = [*document.warnings, *(warning for one in sets.values() for warning in one.warnings)]
     return LoadedConfig(
@@ -113,9 +120,10 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     config, wrong = _sections(document, known)
     named = [slot for slot in slots(config, document.data) if not {slot.path[:1], slot.path[:2]} & wrong]
     deferred = [slot for slot in named if needs_import(slot)]
+    naming = [(name,) for name in (*(kind.key[0] for kind in registry.KINDS.values() if kind.key), *MIXED)]
     # A component that does not exist is one mistake, together with its table.
     absent = {slot.name for slot in named if slot.name not in registry.names(slot.kind)}
-    pending = _tables(document, known, absent, may_import=bool(deferred) or any(path in wrong for path in _naming()))
+    pending = _tables(document, known, absent, may_import=bool(deferred) or any(path in wrong for path in naming))
     _check_text(document, config)
     binder = Binder(document, named, config.plugins.search_paths, known)
     bound = {slot: binder.bind(slot) for slot in named if slot not in deferred}
@@ -129,17 +137,6 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     resolved = Resolved(tables, components, config.logging.observe, document.places.keys())
     hide_named([one.params for one in resolved.every()])
     return config, binder, resolved
-
-
-def _by_preset(document: Document, path: Path, problem: ConfigProblem, preset: Preset | None) -> bool:
-    """Return True if a preset sets a key: a built-in one, or a file of the user."""
-    place = document.places.get(path)
-    return preset is not None and (problem.file == preset.file or (place is not None and bool(place.preset)))
-
-
-def _naming() -> list[Path]:
-    """Return the paths of sections that can name code of the user."""
-    return [(name,) for name in (*(kind.key[0] for kind in registry.KINDS.values() if kind.key), *MIXED)]
 
 
 def _check_rules(document: Document, binder: Binder, config: Config, resolved: Resolved) -> None:
@@ -158,7 +155,6 @@ def _check_rules(document: Document, binder: Binder, config: Config, resolved: R
     written = {**read, **binder.written(), **resolved.slots}
     binder.check(lambda traits: traits.check, written, config)
     binder.check(lambda traits: traits.check_files, resolved.in_use, config)
-    binder.check(lambda traits: traits.check_code, written, config)
     document.stop()
     if config.environment.python is not None and labels(config):
         from retrain.config.environment_checks import check_interpreter
@@ -185,6 +181,8 @@ def _eval_sets(document: Document, config: Config) -> dict[str, LoadedConfig]:
     """Validate each of `[[eval.sets]]` as a configuration of its own; report the errors of all sets together."""
     found: dict[str, LoadedConfig] = {}
     for index, entry in enumerate(config.eval.sets):
+        from retrain.config.preset_keys import of_eval_set
+
         try:
             found[entry.name] = validate(of_eval_set(document, index, entry))
         except ConfigError as error:
@@ -217,13 +215,12 @@ def _sections(document: Document, known: CatalogLoader) -> tuple[Config, set[Pat
 
         culprits = collect(document, error, known())
     wrong: set[Path] = {path[:2] if all(isinstance(part, str) for part in path[:2]) else path[:1] for path in culprits}
-    kept = {name: _without(wrong, name, table) for name, table in sections.items() if (name,) not in wrong}
+    kept = {
+        name: {key: table[key] for key in table if (name, key) not in wrong} if isinstance(table, dict) else table
+        for name, table in sections.items()
+        if (name,) not in wrong
+    }
     return Config.model_validate(kept), wrong
-
-
-def _without(wrong: set[Path], name: str, table: Any) -> Any:
-    """Return a section without its invalid keys."""
-    return {key: table[key] for key in table if (name, key) not in wrong} if isinstance(table, dict) else table
 
 
 def _check_text(document: Document, config: Config) -> None:
@@ -269,7 +266,5 @@ def _tables(document: Document, known: CatalogLoader, absent: Container[str], ma
             pending = True
         elif name not in entry_points and name not in absent:
             value = document.data[name]
-            document.refuse(
-                (name,), *(("", "") if document.full else unknown_key((name,), value, known(), document.data))
-            )
+            document.refuse((name,), *unknown_key((name,), value, known(), document.data))
     return pending

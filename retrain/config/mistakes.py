@@ -1,4 +1,4 @@
-"""Translate pydantic's validation errors into problems with fixes."""
+"""Translate pydantic's validation errors into problems with fixes, and keys of other trainers into ours."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time
+from difflib import get_close_matches
+from functools import cache
 from math import isfinite
+from pathlib import Path as FilePath
 from typing import Any, cast, get_args
 
+import tomli
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import is_typeddict
@@ -37,6 +41,8 @@ _TYPES = {
 _BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 _MODEL_NAMES = ("name", "name_or_path", "model_name", "model_name_or_path")
 """Names of other trainers for `[model] path`. In other tables, `name` is a key of ours."""
+_SIMILARITY = 0.85
+"""Least similarity of a misspelled key to one of another trainer, in [0, 1]."""
 _LENGTHS = {"too_short": "give at least {min_length}", "too_long": "give at most {max_length}"}
 
 
@@ -72,7 +78,7 @@ def collect(
     # pydantic reports every alternative of a union; the user meant the one that fails at the innermost value.
     outer = {path[:depth] for path in found for depth in range(len(path))}
     for path in (path for path in found if path not in outer):
-        document.refuse(path, *(("", "") if document.full else _describe(path, found[path], known, document.data)))
+        document.refuse(path, *_describe(path, found[path], known, document.data))
     return list(found)
 
 
@@ -140,7 +146,6 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
         known: valid keys by table.
         data: the configuration, whose texts name its components.
     """
-    from retrain.config.aliases import translated
     from retrain.config.schema import Config
 
     key, is_table = str(path[-1]), isinstance(value, dict)
@@ -153,7 +158,8 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
         return "is a key of another trainer", f"write [model] path = {_toml(value)}"
     elif here := translated(key, value):
         return "is a key of another trainer", here
-    if not owners and (near := did_you_mean(key, siblings, cutoff=0.75)):
+    near = did_you_mean(key, siblings, nearest(key, value), cutoff=0.75)
+    if near and not owners and not is_table:
         return "unknown key", near
     if owners:
         places = " or ".join(f"[{'.'.join(owner)}]" for owner in owners[:3])
@@ -198,10 +204,62 @@ def _retype(path: Path, wanted: str, value: Any) -> str:
     return f"write {key} = a number" if wanted == "a number" else f"write {key} = a whole number"
 
 
+@cache
+def aliases() -> Mapping[str, Any]:
+    """Return the content of aliases.toml."""
+    return tomli.loads(FilePath(__file__).with_name("aliases.toml").read_text("utf-8"))
+
+
+@cache
+def advice_by_key() -> Mapping[str, str | Mapping[str, str]]:
+    """Return the advice for each key; a table if it depends on the value."""
+    found: dict[str, str | Mapping[str, str]] = {key: text for text, keys in aliases()["keys"].items() for key in keys}
+    return found | {key: entry["advice"] for entry in aliases()["by_value"] for key in entry["keys"]}
+
+
+def translated(key: str, value: Any) -> str:
+    """Return the advice what to write instead of another trainer's key or table, or "" for an unknown one."""
+    tables = aliases()["tables"]
+    if not isinstance(value, Mapping):
+        advice = _advice("", key, value)
+        return advice and f"{'write' if ' = ' in advice else 'here'} {advice}"
+    inside = cast("Mapping[str, Any]", value) if key in tables["inside"] else {}
+    if known := list(dict.fromkeys(filter(None, _inside(key, inside)))):
+        return f"here {'; '.join(known)}"
+    return f"here {tables[key]}" if key in tables else ""
+
+
+def nearest(key: str, value: Any) -> str:
+    """Return a suggestion for a misspelled key of another trainer, or "" if none is similar."""
+    near = next(iter(get_close_matches(key, advice_by_key(), 1, _SIMILARITY)), "")
+    return near and f'did you mean "{near}" of another trainer? {translated(near, value)}'
+
+
+def _inside(table: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the advice for every key in a table and in the tables inside it."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _inside(key, cast("Mapping[str, Any]", value))
+        else:
+            yield _advice(table, key, value)
+
+
+def _advice(table: str, key: str, value: Any) -> str:
+    found = advice_by_key().get(f"{table}.{key}") or advice_by_key().get(key, "")
+    if isinstance(found, str):  # the user fills in tables and lists
+        return found.replace("{value}", toml(value) if isinstance(value, bool | str | int | float) else "...")
+    return found.get(str(value).lower().replace("-", "_")) or " or ".join(dict.fromkeys(found.values()))
+
+
+def toml(value: Any) -> str:
+    """Format a value as in TOML."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):  # dates, integers of thousands of digits, deep nesting
+        return str(value) if isinstance(value, date | time) else f"this {type(value).__name__}"
+
+
 def _toml(value: Any) -> str:
     """Format a value as in TOML, shortened to 60 characters."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):  # dates, integers of thousands of digits, deep nesting
-        text = str(value) if isinstance(value, (date, time)) else f"this {type(value).__name__}"
+    text = toml(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -189,14 +189,16 @@ class Resolved:
         Args:
             also: columns to compute in addition to `[logging] observe`.
         """
+        chain, algorithm = self._credit_chain(), self.optional("algorithm")
+        has_context = any(one.component.contract == "context" for one in (*chain, algorithm) if one)
         return Stages(
             self.one("advantage"),
-            self._credit_chain(),
-            self.optional("algorithm"),
+            chain,
+            algorithm,
             self.one("uncertainty"),
             self.one("filter"),
             observed=(*dict.fromkeys((*self.observe, *sorted(also))),),
-            hyper=hyper_of(lambda name: self.named("transform", name)),
+            hyper=hyper_of(lambda name: self.named("transform", name)) if has_context else {},
         )
 
     def graph(self, objective: Objective) -> list[Stage]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from retrain.engines.delegating import DelegatingSampler
 from retrain.protocols import Sampler
 from retrain.system.event_loop import call_in_caller
 from retrain.types import Completion, Request, Sampling
 
-_T = TypeVar("_T")
 Key = tuple[int, ...]
 """Sort key of a request in its batch, so that the order does not depend on arrival times."""
 
@@ -106,34 +103,6 @@ class BatchLane(Lane):
             if not future.done():
                 future.set_result(completions)
         self._begin()
-
-
-class ExclusiveSampler(DelegatingSampler):
-    """An engine that samples batches, for several threads: one call at a time.
-
-    In a continuous run the sampling thread uses it for batches of rollouts, and the trainer's thread for new weights,
-    evaluations and parity checks. New weights therefore reach it between two batches.
-    """
-
-    def __init__(self, engine: Sampler) -> None:
-        super().__init__(engine)
-        self._lock = threading.Lock()
-
-    def _guarded(self, call: Callable[[], _T]) -> _T:
-        with self._lock:
-            return call()
-
-
-def for_continuous_sampling(sampler: Sampler) -> Sampler:
-    """Return a sampler that two threads may use.
-
-    This is the engine itself, switched to continuous mode, if it takes single requests, and otherwise an
-    `ExclusiveSampler` around it.
-    """
-    if takes_requests(sampler):
-        sampler.continuous = True
-        return sampler
-    return ExclusiveSampler(sampler)
 
 
 def takes_requests(sampler: Sampler) -> bool:

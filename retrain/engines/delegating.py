@@ -1,11 +1,13 @@
-"""A sampler around another engine."""
+"""Samplers around another engine."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from retrain.engines.batching import takes_requests
 from retrain.protocols import Sampler
 from retrain.types import Completion, Metrics, Request, Sampling
 
@@ -46,3 +48,31 @@ class DelegatingSampler(Sampler):
 
     def close(self) -> None:
         self._engine.close()
+
+
+class ExclusiveSampler(DelegatingSampler):
+    """An engine that samples batches, for several threads: one call at a time.
+
+    In a continuous run the sampling thread uses it for batches of rollouts, and the trainer's thread for new weights,
+    evaluations and parity checks. New weights therefore reach it between two batches.
+    """
+
+    def __init__(self, engine: Sampler) -> None:
+        super().__init__(engine)
+        self._lock = threading.Lock()
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        with self._lock:
+            return call()
+
+
+def for_continuous_sampling(sampler: Sampler) -> Sampler:
+    """Return a sampler that two threads may use.
+
+    This is the engine itself, switched to continuous mode, if it takes single requests, and otherwise an
+    `ExclusiveSampler` around it.
+    """
+    if takes_requests(sampler):
+        sampler.continuous = True
+        return sampler
+    return ExclusiveSampler(sampler)

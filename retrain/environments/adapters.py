@@ -14,7 +14,7 @@ _OF_TRL = ("reset", "get_reward")
 """Methods of a TRL environment that are not tools."""
 
 
-@environment("trl", check_code=importable("factory", "parser"))
+@environment("trl", check=importable("factory", "parser"))
 def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with its name
     prompt: Any,
     answer: str,
@@ -44,7 +44,7 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
     return float(env.get_reward()) if "get_reward" in methods else None
 
 
-@environment("skyrl", check_code=importable("env_class"))
+@environment("skyrl", check=importable("env_class"))
 def skyrl(
     prompt: Any,
     answer: str,
@@ -80,7 +80,7 @@ def skyrl(
     return float(found["reward"])
 
 
-@environment("openenv", check_code=importable("env_class", "action", "show"))
+@environment("openenv", check=importable("env_class", "action", "show"))
 def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str") -> EpisodeGenerator:
     """An `Environment` of OpenEnv in the worker process: calls `reset(seed=)`, then `step(action)` until it is done.
 

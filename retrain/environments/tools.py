@@ -37,7 +37,9 @@ _TYPES: dict[tuple[type, ...], str] = {
 
 _ARGUMENTS = re.compile(r"^Args:\n((?:[ \t]+\S.*\n?|[ \t]*\n)+)", re.MULTILINE)
 _ARGUMENT = re.compile(r"^( +)(\w+)(?: \(.*?\))?:(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
-_PYTHON = re.compile(r"```python\n(.*?)(?:```|$)", re.DOTALL)
+_PYTHON = re.compile(r"```python[ \t]*\r?\n(.*?)(?:```|$)", re.DOTALL)
+_JSON, _TOOL_CALL = re.compile(r"```json[ \t]*\r?\n"), re.compile("<tool_call>")
+_BLANK = re.compile(r"\s*")
 _DECODER = json.JSONDecoder(strict=False)
 """Accepts line ends within strings, which models write in code."""
 _FORMS = {
@@ -107,7 +109,7 @@ def _check_path(key: str, path: str, shown: bool, config: Any) -> Any:
     return found
 
 
-@environment("tools", rewards=False, check_code=importable("functions", "parser"))
+@environment("tools", rewards=False, check=importable("functions", "parser"))
 def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True) -> EpisodeGenerator:
     """Tool use: the model calls functions until its first action without a call, which [[rewards]] score.
 
@@ -205,13 +207,16 @@ def shape(hint: Any) -> dict[str, Any]:
 
 
 def hermes(text: str) -> list[ToolCall]:
-    """Parse `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the syntax of Qwen and most others."""
-    return _calls(_values(text, "<tool_call>", "</tool_call>"), _of_json)
+    """Parse `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the syntax of Qwen and most others.
+
+    Several objects between two tags are as many calls.
+    """
+    return _calls(_values(text, _TOOL_CALL, "</tool_call>"), _of_json)
 
 
 def json_block(text: str) -> list[ToolCall]:
-    """Parse fenced blocks of JSON, each with one call or a list of calls."""
-    return _calls(_values(text, "```json\n", "```"), _of_json)
+    """Parse fenced blocks of JSON, each with calls one after another, or a list of calls."""
+    return _calls(_values(text, _JSON, "```"), _of_json)
 
 
 def python_block(text: str) -> list[ToolCall]:
@@ -222,20 +227,26 @@ def python_block(text: str) -> list[ToolCall]:
 PARSERS: dict[str, Callable[[str], Sequence[ToolCall]]] = {"hermes": hermes, "json": json_block, "python": python_block}
 
 
-def _values(text: str, opening: str, closing: str) -> Iterator[str]:
+def _values(text: str, opening: re.Pattern[str], closing: str) -> Iterator[str]:
     """Yield the text between each opening tag and its closing tag, or the end of the text.
 
-    A closing tag within the JSON value, in a string, does not count.
+    A closing tag within a JSON value, in a string, does not count.
     """
-    place = text.find(opening)
-    while place >= 0:
-        start = end = place + len(opening)
-        with suppress(ValueError, RecursionError):  # `_of_json` reports it
-            end = _DECODER.raw_decode(text, start + len(text[start:]) - len(text[start:].lstrip()))[1]
-        closed = text.find(closing, end)
+    end = 0
+    while opened := opening.search(text, end):
+        closed = text.find(closing, _decoded(text, opened.end())[1])
         end = len(text) if closed < 0 else closed
-        yield text[start:end]
-        place = text.find(opening, end)
+        yield text[opened.end() : end]
+
+
+def _decoded(text: str, start: int = 0) -> tuple[list[Any], int]:
+    """Decode JSON values that follow one another; return them, and the place where the first other text begins."""
+    values: list[Any] = []
+    with suppress(ValueError, RecursionError):  # `_of_json` reports it
+        while (start := cast("re.Match[str]", _BLANK.match(text, start)).end()) < len(text):
+            value, start = _DECODER.raw_decode(text, start)
+            values.append(value)
+    return values, start
 
 
 def _calls(found: Iterable[str], read: Callable[[str], Iterator[ToolCall]]) -> list[ToolCall]:
@@ -250,12 +261,14 @@ def _calls(found: Iterable[str], read: Callable[[str], Iterator[ToolCall]]) -> l
 
 
 def _of_json(text: str) -> Iterator[ToolCall]:
-    """Yield the calls in a JSON object or a list of objects.
+    """Yield the calls in JSON objects, or in lists of objects.
 
     Llama 3 writes "parameters" instead of "arguments". Arguments may be JSON in a string, as in OpenAI's API.
     """
-    value = _DECODER.decode(text)
-    for call in value if isinstance(value, list) else [value]:
+    values, end = _decoded(text)
+    if not values or end < len(text):
+        _DECODER.decode(text[end:])  # raises the error
+    for call in (one for value in values for one in (value if isinstance(value, list) else [value])):
         match call:
             case {"name": str(name), **rest} if isinstance(arguments := _arguments(rest), dict):
                 yield name, cast("dict[str, Any]", arguments)

@@ -1,14 +1,14 @@
 r"""Parse numbers in the notations that people and models use.
 
-    number   = [sign] (whole ["." digits] | "." digits) [exponent] | [sign] whole "/" whole | [sign] digits " " whole "/" whole
+    number   = [sign] (whole ["." digits] | "." digits) [exponent] | [sign] [digits " "] whole "/" [sign] whole
     sign     = "+", "-" or U+2212
     whole    = digits, or groups of three behind commas: 1,234,567
     exponent = "e" or "E", a sign or none, and up to three digits
 
-\frac{1}{2}, \dfrac12 and U+00BD are fractions. 12{,}345, 12\,345, 12'345 and a narrow space (U+202F) separate thousands.
-In a longer text, a space does so as well. Unicode's minus signs and dashes are signs, except for the em dash. Digits are
-the decimal digits of all scripts, also full-width ones.
-"""  # noqa: E501
+\frac{1}{2}, \dfrac12 and U+00BD are fractions, and 0.1\overline{6}, 0.1\bar 6 and 0.1(6) are 1/6. 12{,}345, 12\,345,
+12'345 and a narrow space (U+202F) separate thousands. In a longer text, a space does so as well. Unicode's minus signs
+and dashes are signs, except for the em dash. Digits are the decimal digits of all scripts, also full-width ones.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from fractions import Fraction
 
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _NUMBER = re.compile(
-    rf"([-+\u2212]?)(?:(?:(\d+) )?({_WHOLE})/({_WHOLE})|({_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE]([-+\u2212]?\d{{1,3}}))?)",
+    rf"([-+\u2212]?)(?:(?:(\d+) )?({_WHOLE})/([-+\u2212]?{_WHOLE})"
+    rf"|({_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE]([-+\u2212]?\d{{1,3}}))?)",
     re.ASCII,
 )
 _FRAC = re.compile(
-    r" ?([-+\u2212]?)\\[dtc]?frac(?:\s*\{\s*([-\u2212]?\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s*(\d)\s*(\d))", re.ASCII
+    r" ?([-+\u2212]?)\\[dtc]?frac(?:\s*\{\s*([-\u2212]?)(\d+)\s*\}|\s*(\d))(?:\s*\{\s*([-\u2212]?)(\d+)\s*\}|\s*(\d))",
+    re.ASCII,
+)
+_REPEATING = re.compile(
+    r"([-+\u2212]?)(\d+)\.(\d*)(?:\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))|\((\d+)\))", re.ASCII
 )
 _ROOT, _TIMES, _PI = "\u221a", "\u00d7", "\u03c0"
 _PLAIN = str.maketrans(
@@ -51,28 +56,55 @@ after digits. A line end replaces them, because a blank may separate thousands."
 _VULGAR = re.compile(r"(\d?)([\u00bc-\u00be\u2150-\u215e])", re.ASCII)
 _THOUSANDS = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'\u2019](?=\d{3}(?!\d))", re.ASCII)
 _COMMANDS = (
-    (re.compile(r"\\sqrt\s*(?:\[[^\[\]]*\])?|\\[dtc]?frac[^\n]{1,100}?\}\s*(?=\{)"), _ROOT),
+    (re.compile(r"\\sqrt\s*(?:\[[^\[\]]*\])?|\\(?:[dtc]?frac|[dt]?binom)[^\n]{1,100}?\}\s*(?=\{)"), _ROOT),
     (re.compile(r"\\(?:pm|mp|neq?|not\s*=)(?![a-z])\s*"), _ROOT),
+    (
+        re.compile(
+            r"\\(?:ln|lg|log|exp|(?:arc)?(?:sin|cos|tan|cot)h?|sec|csc)(?![a-z])\s*(?:_(?:\{\w+\}|\w)\s*)?(?:\\left)?\s*"
+        ),
+        _ROOT,
+    ),
     (re.compile(r" ?\\(?:times|cdot|div)(?![a-z]) ?"), _TIMES),
+    (re.compile(r"\\(?:text|mathrm)\s*\{\s*([A-Za-z/]+)\s*\}(?=\s*\^)"), r" \1"),
     (re.compile(r"\\pi(?![a-z])"), _PI),
     (re.compile(r"\{\\,\}|\\,"), ","),
     (re.compile(r"\\!|(?<=\d)\\[;: ](?=\d{3}(?!\d))"), ""),
-    (re.compile(r"\\\$"), "$"),
+    (re.compile(r"\\(?:\$|(?:pounds|euro|yen)(?![a-z]) *)"), "$"),
 )
 """LaTeX commands that are part of a number or change the value of the number after them, and their replacements.
-Fractions that are not read as numbers, plus-minus and not-equal are treated like roots."""
-_OPERATOR = re.compile(
-    rf"(?<=[0-9)}}])(?:( *)[*+\u2212]\1| *[/^\u00b7\u22c5\u00f7{_TIMES}] *)(?=[-\u2212.0-9({{{_ROOT}])"
+Fractions that are not read as numbers, functions, plus-minus and not-equal are treated like roots."""
+_FUNCTION = re.compile(r"\b(?:sqrt|cbrt|ln|log\d*|exp|sin|cos|tan)(?=\()|(?<!\d)!= *", re.ASCII)
+_FACTORIAL = re.compile(r"(?<=\d)!+(?= ?[/^\u00d7\u00b7\u22c5\u00f7}$])", re.ASCII)
+"""Exclamation mark in front of what does not follow a sentence."""
+_PRODUCT = re.compile(r"(?:(?<=\d)|(?<=\d\)))(?=\([-+\u2212]?[.\d])", re.ASCII)
+CURRENCY_CODES = "USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|CAD|AUD|KRW|Rs"
+CURRENCY_SIGNS = "$\u00a2-\u00a5\u20a0-\u20c0"
+_CURRENCY = re.compile(
+    rf"(?<![\w)}}])(?<!\d )(?:(?<=[-+\u2212])(?:{CURRENCY_CODES})|[A-Z]{{0,3}}[{CURRENCY_SIGNS}]) ?(?=[-\u2212]?[.\d])",
+    re.ASCII,
 )
-"""Operator between numbers. Unequal spaces around some of them are rather those of a list or of Markdown."""
-_SPACED_SIGN = re.compile(r"([=(\[{\u2248] *[-\u2212]|(?:^|[^\d)}\]\s]) *\u2212) +(?=[.\d])", re.ASCII)
+"""Currency before a number, which separates it from its sign or from an operator: -$5, 3 * US$5."""
+_OPERATOR = re.compile(
+    rf"(?:(?<=[0-9)}}])( *)[*xX+\u2212]\1|(?<=[\w)}}%\u00b0]) *[/^\u00b7\u22c5\u00f7{_TIMES}] *)"
+    rf"(?=[-\u2212.0-9({{{_ROOT}])"
+)
+"""Operator before a number. Unequal spaces around some of them are rather those of a list or of Markdown."""
+_SPACED_SIGN = re.compile(
+    rf"([=(\[{{\u2248] *[-\u2212]|(?:^|[^\d)}}\]\s]) *\u2212) +(?=[.\d{CURRENCY_SIGNS}])", re.ASCII
+)
 _AFTER_ROOT = re.compile(rf"(?<={_ROOT})\s+(?=[-\u2212.0-9])")
 _BRACKET = re.compile(rf"(?<=[-\u2212^{_ROOT}{_TIMES}])[({{]+(?=[-+\u2212]?[.0-9])")
 _JOINING = frozenset(f".,:/^%+-\u2212\u00b0_{_ROOT}{_TIMES}")
 """Characters that join the characters around them into one token, which as a whole is a number or is not."""
-_SPLIT = re.compile(r"(?<=[^\W\d])[.,:/%]+(?=[-+\u2212]?\d)")
-_NAME = re.compile(r"[^\W\d]")
-_UNIT = re.compile(rf"(?:%|\u00b0[A-Za-z]*|[^\W\d_{_PI}\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209f]+)\Z")
+_SPLIT = re.compile(r"(?<=[^\W\d])[.,:%]+(?=[-+\u2212]?\d)")
+_NAME = re.compile(rf"[^\W\d](?!.*[/{_ROOT}{_TIMES}][-\u2212]?[.\d])")
+"""Beginning of a name (H2O, covid-19) or unit (m/s^2), but not of an expression (x/5)."""
+_LETTER = rf"[^\W\d_{_PI}\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209f]"
+_WORD = rf"(?![abeijknqruvwxyz](?!{_LETTER})){_LETTER}+"
+_UNIT = re.compile(
+    rf"(?:%|\u00b0{_LETTER}*|{_WORD})?(?:/{_WORD})*(?:(?:(?<=[ms])|(?<=ft|in|yd|mi))(?:[\u00b2\u00b3]|\^-?\d))?\Z"
+)
+"""Unit of a number: km/h, %/year, m^2. A single letter that is usually a variable (5x, 5e, 5k) is not a unit."""
 _BEFORE_FRACTION = re.compile(r"(?:^|[^\w.,:/^%+\-\u2212\u00b0])([-+\u2212]?\d+) \Z", re.ASCII)
 _POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w(+-])|(?<=[\d)]) \*\* (?=[\d(])", re.ASCII)
 _GROUP = re.compile(r"\d{3}(?![\d/])", re.ASCII)
@@ -88,7 +120,7 @@ def read_number(text: str) -> Fraction | None:
         return None
     sign, whole, above, below, decimal, exponent = found.groups()
     if decimal is None:
-        divisor = int(below.replace(",", ""))
+        divisor = int(below.replace(",", "").replace("\u2212", "-"))
         value = Fraction(int(above.replace(",", "")), divisor) + int(whole or 0) if divisor else None
     else:
         value = Fraction(decimal.replace(",", "").removesuffix("."))
@@ -99,8 +131,9 @@ def read_number(text: str) -> Fraction | None:
 def last_number(text: str) -> str | None:
     """Return the last number of a text as written; None if the last digits of the text are not part of a number.
 
-    12:30, 2024-01-05, 10^6, 5-3, 1,2345 and 1.2.3 are not numbers. Names such as H2O or covid-19 are skipped. A unit
-    after a number (12km, 50%) is removed. Scripts without blanks between words separate numbers from words.
+    12:30, 2024-01-05, 10^6, 5-3, 60km/2h, 5x, 1,2345 and 1.2.3 are not numbers. Names such as H2O or covid-19 are
+    skipped. A unit after a number (12km, 50%, 18km/h) is removed. Scripts without blanks between words separate numbers
+    from words.
     """
     text = _normalized(text)
     if not text.isascii():
@@ -110,11 +143,11 @@ def last_number(text: str) -> str | None:
         parts = _SPLIT.split(text[start:end])
         while not any(digit in parts[-1] for digit in "0123456789"):
             parts.pop()
-        part = parts[-1].rstrip(".,:/^+-\u2212_").lstrip(",:/^%\u00b0")
+        part = parts[-1].rstrip(".,:/^+-\u2212_").lstrip(",:%\u00b0")
         if text[:start][-1:] not in tuple(")}]"):  # __18__ is Markdown, and (x)_5 is a name
             part = part.lstrip("_")
         if not _NAME.match(part):
-            return _number_in(part if len(parts) > 1 else _with_sign(text[:start], part), text[:start])
+            return _number_in(part, text[:start])
         text = text[:start] + " ".join(parts[:-1])
     return None
 
@@ -135,12 +168,6 @@ def _number_in(part: str, before: str) -> str | None:
     return next((one for one in (part, _UNIT.sub("", part)) if read_number(one) is not None), None)
 
 
-def _with_sign(before: str, part: str) -> str:
-    """Prepend to a number the minus sign that precedes a currency sign at the end of `before`: -$5 is negative."""
-    currency = unicodedata.category(before[-1:] or " ") == "Sc"
-    return before[-2] + part if currency and before[-2:-1] in tuple("-\u2212") else part
-
-
 def _token_around(text: str, position: int) -> tuple[int, int]:
     """Return start and end of the token that contains the digit at a position."""
     start = end = position
@@ -157,14 +184,17 @@ def _normalized(text: str) -> str:
     if not text.isascii():
         text = _FULL_WIDTH_COMMA.sub(",", _VULGAR.sub(_vulgar, text)).translate(_PLAIN)
         text = _DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
+    text = _REPEATING.sub(_repeating, text) if "." in text else text
     if "\\" in text:
         text = _FRAC.sub(_fraction, text)
         for pattern, plain in _COMMANDS:
             text = pattern.sub(plain, text)
     if "{" in text:
         text = text.replace("{,}", ",").replace("^{", "^").replace("_{", "_")
+    if "(" in text or "!" in text:
+        text = _PRODUCT.sub(_TIMES, _FACTORIAL.sub(_TIMES, _FUNCTION.sub(_ROOT, text)))
     text = _THOUSANDS.sub("", _POWER.sub("^", text) if "**" in text else text)
-    text = _SPACED_SIGN.sub(r"\1", text)
+    text = _CURRENCY.sub("", _SPACED_SIGN.sub(r"\1", text))
     if not text.isascii():
         text = re.sub(rf" (?={_PI})", "", _AFTER_ROOT.sub("", text))
     return _BRACKET.sub("", _OPERATOR.sub(lambda found: found[0] if found[0] in "/^+\u2212" else _TIMES, text))
@@ -181,5 +211,16 @@ def _vulgar(found: re.Match[str]) -> str:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    sign, above, below, one, other = found.groups()
-    return f" {sign}{above or one}/{below or other} "
+    sign, *signs, above, one, below, other = (found[group] or "" for group in (1, 2, 5, 3, 4, 6, 7))
+    minus = sum(map(bool, signs)) + (sign not in ("", "+"))
+    joined = found.string[found.end() : found.end() + 1].isalpha()  # a unit, or a variable
+    return f" {'-' * (minus % 2)}{above or one}/{below or other}{' ' * (not joined)}"
+
+
+def _repeating(found: re.Match[str]) -> str:
+    sign, whole, digits, *repeated = found.groups("")
+    period = "".join(repeated)
+    if len(whole + digits + period) > _MAX_LENGTH:
+        return found[0]
+    above = int(whole + digits + period) - int(whole + digits)
+    return f"{sign}{above}/{10 ** len(digits) * (10 ** len(period) - 1)}"

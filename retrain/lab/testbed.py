@@ -11,7 +11,7 @@ import tomli_w
 from retrain import registry
 from retrain.config.document import read
 from retrain.config.load import load
-from retrain.config.presets import apply_preset
+from retrain.config.preset_keys import apply_preset
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 
 QUICK, QUICK_SEEDS = ("strategy", "rare", "planning", "decoy"), 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -58,7 +59,8 @@ class Call:
     def __call__(self, columns: Mapping[str, Any] | None = None) -> Generator[None]:
         """Guard a call of the component inside the block.
 
-        RetrainError and Ctrl-C pass through unchanged.
+        RetrainError and Ctrl-C pass through unchanged. A process that the component forked ends here with exit code 1,
+        because a second copy of the run would write the same files.
 
         Args:
             columns: arguments of the component, by name.
@@ -67,6 +69,7 @@ class Call:
                 or modified one of the columns.
         """
         versions = [(name, value, value._version) for name, value in (columns or {}).items() if _counts_writes(value)]
+        process = os.getpid()
         try:
             yield
         except (RetrainError, KeyboardInterrupt):
@@ -75,6 +78,11 @@ class Call:
             failure = self.fail(f"raised {described(error)}")
             failure.add_note(own_frames(error))
             raise failure from error
+        finally:
+            if os.getpid() != process:
+                text = f'{self.kind} "{self.name}": a forked process ends where it leaves the component\n'
+                os.write(2, text.encode())
+                os._exit(1)
         if written := [name for name, value, version in versions if value._version != version]:
             raise self.fail(
                 f"writes into {', '.join(written)}, which other components and the trainer also read; "

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
 
@@ -15,7 +15,6 @@ from pydantic.errors import PydanticUserError
 
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
-from retrain.registry.method_checks import ResultCheck, guarded, wrong_signature
 from retrain.registry.traits import LossTraits, Traits, check_names
 
 Contract = Literal["columns", "lists", "context"]
@@ -100,20 +99,17 @@ class Component:
         Raises:
             ComponentError: a required method is missing, or a signature does not fit the protocol.
         """
-        protocol, verbs, target = KINDS[self.kind].protocol, KINDS[self.kind].verbs, self.target
+        protocol, target = KINDS[self.kind].protocol, self.target
         assert inspect.isclass(target)
         if protocol is None:
             return target
         names = {"__module__": target.__module__, "__doc__": target.__doc__}
         whole: Any = target if protocol in target.__mro__ else type(target.__name__, (target, protocol), names)
-        lacking = ", ".join(sorted(whole.__abstractmethods__))
-        if wrong := f"lacks {lacking}" if lacking else wrong_signature(whole, protocol):
-            raise ComponentError(
-                f"{self.kind} {self.name!r} {wrong}", f"see {protocol.__name__} in retrain/protocols.py"
-            )
-        if verbs and self.source != "built-in":
-            whole = guarded(whole, protocol, Call(self.kind, self.name), verbs)
-        return whole
+        if self.source == "built-in":
+            return whole
+        from retrain.registry.method_checks import checked
+
+        return checked(Call(self.kind, self.name), whole, protocol)
 
     @cached_property
     def schema(self) -> type[BaseModel]:
@@ -273,7 +269,6 @@ class Kind(Generic[P, T_co]):
         protocol: base class with the methods of its classes and their defaults.
         plain: calling convention of an undecorated function; see `Component.contract`.
         parts: names of the parts of the run with which its classes can be built.
-        verbs: names of the methods whose calls are checked, with the checks of their results.
         taken: reserved names; the run itself reports metrics named `kind/name`.
         must_read: components must read at least one column.
         is_generator: components must be generator functions.
@@ -288,7 +283,6 @@ class Kind(Generic[P, T_co]):
     protocol: Any = None
     plain: Contract = "columns"
     parts: tuple[str, ...] = ()
-    verbs: Mapping[str, ResultCheck] = field(default_factory=dict[str, ResultCheck])
     taken: tuple[str, ...] = ()
     must_read: bool = False
     is_generator: bool = False

@@ -10,14 +10,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from retrain.errors import ComponentError
+from retrain.errors import ForeignCodeError
 from retrain.registry.sources import is_installed
 
 FIX = "check the value, then add --trust, or override the key with --set"
-
-
-class ForeignCodeError(ComponentError):
-    """A stored configuration names code that needs `--trust`."""
 
 
 class _RunFinder(MetaPathFinder):

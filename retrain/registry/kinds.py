@@ -7,7 +7,6 @@
 from typing import Any as _Any
 
 import retrain.protocols as _protocols
-import retrain.registry.method_checks as _checks
 import retrain.registry.traits as _traits
 from retrain.registry.component import Kind as _Kind
 
@@ -16,18 +15,11 @@ _RUN_PARTS = (
     *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths", "continue_from"),
 )
 """Names of the parts of a run with which classes can be built."""
-_STATEFUL: dict[str, _Any] = {"protocol": _protocols.StatefulComponent, "parts": _RUN_PARTS, "verbs": _checks.PART}
+_STATEFUL: dict[str, _Any] = {"protocol": _protocols.StatefulComponent, "parts": _RUN_PARTS}
 _CREDIT: dict[str, _Any] = {**_STATEFUL, "must_read": True}
 
 task = _Kind(
-    "task",
-    _traits.TaskTraits,
-    "Source of problems.",
-    ("task", "name"),
-    "params",
-    _protocols.Task,
-    parts=("seed",),
-    verbs=_checks.TASK,
+    "task", _traits.TaskTraits, "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",)
 )
 curriculum = _Kind(
     "curriculum",
@@ -36,7 +28,6 @@ curriculum = _Kind(
     ("training", "curriculum"),
     protocol=_protocols.Task,
     parts=("seed", "task"),
-    verbs=_checks.TASK,
 )
 source = _Kind(
     "source",
@@ -46,7 +37,6 @@ source = _Kind(
     "params",
     _protocols.RowSource,
     parts=(*_RUN_PARTS, "label", "row_count", "prompt_count", "observe"),
-    verbs=_checks.SOURCE,
 )
 reward = _Kind(
     "reward",
@@ -73,7 +63,6 @@ engine = _Kind(
     "",
     _protocols.Sampler,
     parts=_RUN_PARTS,
-    verbs=_checks.ENGINE,
 )
 filter = _Kind(
     "filter",
@@ -154,5 +143,4 @@ executor = _Kind(
     ("campaign", "executor"),
     protocol=_protocols.Executor,
     parts=("campaign",),
-    verbs=_checks.EXECUTOR,
 )

@@ -16,11 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel, create_model
 
-from retrain.errors import ComponentError, did_you_mean
+from retrain.errors import ComponentError, ForeignCodeError, did_you_mean
 from retrain.registry.built_in import BUILT_IN, TABLES
 from retrain.registry.call import described, own_frames
 from retrain.registry.component import KINDS, MARK, REGISTERED, STRICT, Bound, Component, Contract, check_signature
-from retrain.registry.foreign_code import ForeignCodeError, check_is_own
 from retrain.system.files import expanded
 
 _HARMLESS = ("retrain.environments.tools.python", "builtins.str")
@@ -213,6 +212,8 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
         fix = did_you_mean(attribute, public, f"known: {', '.join(public) or 'none'}")
         raise ComponentError(f"{module_name} has no {attribute!r}", fix)
     if not isinstance(getattr(found, MARK, None), Component) and path not in _HARMLESS:
+        from retrain.registry.foreign_code import check_is_own
+
         check_is_own(path, module, _directories(search_paths))
     return found
 

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from retrain.errors import ComponentError
 from retrain.registry.call import Call, shown
 from retrain.types import (
     REWARD_RANGE,
@@ -152,21 +153,43 @@ def _span_problem(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> str:
     return ""
 
 
-TASK: Mapping[str, ResultCheck] = {
+_TASK: Mapping[str, ResultCheck] = {
     **{"problem": problem, "heldout": problems, "fingerprint": fingerprint, "learn": metrics, "state_dict": state},
     **{"pose": anything, "figures": anything, "spans": anything, "load_state_dict": anything},
 }
-SOURCE: Mapping[str, ResultCheck] = {
-    **{"take": source_rows, "fingerprint": fingerprint, "after": metrics, "state_dict": state},
-    "load_state_dict": anything,
-}
-ENGINE: Mapping[str, ResultCheck] = {"sample": completions} | dict.fromkeys(
-    ("load_weights", "load_adapter", "describe", "metrics", "request_stop", "close"), anything
-)
-EXECUTOR: Mapping[str, ResultCheck] = {"run": anything}
-PART: Mapping[str, ResultCheck] = {"state_dict": state} | dict.fromkeys(
+_PART: Mapping[str, ResultCheck] = {"state_dict": state} | dict.fromkeys(
     ("before", "after", "load_state_dict", "export"), anything
 )
+CHECKS: Mapping[str, Mapping[str, ResultCheck]] = {
+    "task": _TASK,
+    "curriculum": _TASK,
+    "source": {
+        **{"take": source_rows, "fingerprint": fingerprint, "after": metrics, "state_dict": state},
+        "load_state_dict": anything,
+    },
+    "engine": {"sample": completions}
+    | dict.fromkeys(("load_weights", "load_adapter", "describe", "metrics", "request_stop", "close"), anything),
+    **dict.fromkeys(("filter", "uncertainty", "advantage", "transform", "algorithm", "signal"), _PART),
+    "executor": {"run": anything},
+}
+"""Kind -> method -> check of its result. A kind that is missing here is not checked."""
+
+
+def checked(call: Call, whole: type[Any], protocol: type[Any]) -> type[Any]:
+    """Return a user's class with checks of its calls.
+
+    Args:
+        call: names the component in errors.
+        whole: the class with the defaults of its protocol.
+        protocol: its protocol.
+    Raises:
+        ComponentError: a required method is missing, or a signature does not fit the protocol.
+    """
+    lacking = ", ".join(sorted(getattr(whole, "__abstractmethods__", ())))
+    if wrong := f"lacks {lacking}" if lacking else wrong_signature(whole, protocol):
+        raise ComponentError(f"{call.kind} {call.name!r} {wrong}", f"see {protocol.__name__} in retrain/protocols.py")
+    verbs = CHECKS.get(call.kind)
+    return guarded(whole, protocol, call, verbs) if verbs else whole
 
 
 def wrong_signature(whole: type[Any], protocol: type[Any]) -> str:
@@ -213,7 +236,7 @@ def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str
         verbs: method -> check of its result.
     """
 
-    def checked(verb: str, check: ResultCheck) -> Callable[..., Any]:
+    def wrapped(verb: str, check: ResultCheck) -> Callable[..., Any]:
         real = getattr(base, verb)
 
         def called(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -227,5 +250,5 @@ def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str
     # Inherited methods must stay identical to the protocol's functions, because `StatefulComponent`
     # compares them to determine whether a class has state.
     own = {verb: check for verb, check in verbs.items() if getattr(base, verb) is not getattr(protocol, verb)}
-    methods = {verb: checked(verb, check) for verb, check in {"__init__": anything, **own}.items()}
+    methods = {verb: wrapped(verb, check) for verb, check in {"__init__": anything, **own}.items()}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **methods})

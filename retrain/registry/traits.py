@@ -42,10 +42,9 @@ class Traits:
         table: TOML table of the component's parameters; None for the table with the component's name.
         extra: (package, extra of retrain) that the component needs.
         check: function that reports contradictions between the parameters and the sections of the
-            configuration (such as `config.training.max_tokens`).
+            configuration (such as `config.training.max_tokens`), and user code that cannot be imported.
         check_files: function that checks the files that the component reads; called only if the run uses
             the component.
-        check_code: function with checks that run the user's code; called last.
         when: parameter -> (another parameter, values of the other parameter for which the first is used).
         reaches: parameter -> its effect outside the run, such as on a server. To open a stored run with it
             needs `--trust`.
@@ -55,7 +54,6 @@ class Traits:
     extra: tuple[str, str] | None = None
     check: ComponentCheck | None = None
     check_files: ComponentCheck | None = None
-    check_code: ComponentCheck | None = None
     when: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict[str, tuple[str, tuple[Any, ...]]])
     reaches: Mapping[str, str] = field(default_factory=dict[str, str])
 

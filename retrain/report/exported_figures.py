@@ -158,8 +158,10 @@ def _styles() -> str:
     drawings = sections["charts"] + sections["conditions of a campaign"].partition("@media")[0]
     rules = ["text { font-family: Helvetica, Arial, 'DejaVu Sans', sans-serif; font-size: 11px; }"]
     for selectors, body in _RULE.findall(drawings):
-        for selector in map(str.strip, selectors.split(",")):
-            if re.match(r"(\.forest )?[\w]*\.[\w-]+(\[[^]]*\])?$|\.forest circle$", selector):
+        for selector in map(str.strip, selectors.split(",")):  # but the size of an element of a page
+            if not selector.startswith("svg") and re.match(
+                r"(\.forest )?[\w]*\.[\w-]+(\[[^]]*\])?$|\.forest circle$", selector
+            ):
                 rules += _resolved(selector, body.strip(), values)
     return "\n".join(rules)
 

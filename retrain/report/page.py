@@ -6,7 +6,9 @@ Markdown every text goes through the macro `line`. In both, control characters b
 
 from __future__ import annotations
 
+import hashlib
 import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -69,6 +71,7 @@ def _environment(folder: Path) -> Environment:
         finalize=lambda value: _CONTROLS.sub("·", value) if type(value) is str else value,
     )
     environment.filters["inline"] = _inline
+    cast("dict[str, Any]", environment.filters)["sha256"] = _sha256
     cast("dict[str, Any]", environment.filters)["fenced"] = _fenced
     return environment
 
@@ -79,11 +82,21 @@ def _inline(text: str) -> str:
     return " ".join(text.replace("](", "]&#40;").replace("]:", "]&#58;").split("\n"))
 
 
+def _sha256(text: str) -> str:
+    """Return the hash by which a page's content security policy permits a script."""
+    return b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
 def _fenced(text: str, language: str, character: str = "`") -> str:
     """Return a text as a fenced code block of Markdown, with a fence that is longer than any in the text."""
     longest = max(map(len, re.findall(f"{character}+", text)), default=0)
     mark = character * max(3, longest + 1)
     return f"{mark}{language}\n{text}\n{mark}"
+
+
+def source(name: str) -> str:
+    """Return the text of a file in `templates/` as it is, such as a script."""
+    return (_TEMPLATES / name).read_text("utf-8")
 
 
 def plural(count: int, noun: str) -> str:

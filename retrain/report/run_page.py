@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain.report.charts import interval_chart, line_chart, span, stacked_chart
-from retrain.report.page import Table, duration, fill, percent
+from retrain.report.page import Table, duration, fill, percent, source
 from retrain.report.run_summary import MetricsRow, recipe, status, summary
 from retrain.report.samples import (
     before_and_after,
     best_and_worst,
     completion,
     evaluations,
+    largest_advantage,
     reward_weights,
     step_of,
     steps,
@@ -80,7 +81,10 @@ def write_report(run: Path, reload_s: float = 0) -> Path:
         write_text(path, _render(run, reload_s))
         found = {} if reload_s else {"steps": [*steps(run)], "evaluations": [*evaluations(run)]}
         if any(found.values()):
-            write_text(run / SAMPLES, fill(SAMPLES, title=f"{run.resolve().name}: samples", **found))
+            write_text(
+                run / SAMPLES,
+                fill(SAMPLES, title=f"{run.resolve().name}: samples", script=source("filter.js"), **found),
+            )
     return path
 
 
@@ -247,11 +251,10 @@ def _samples(run: Path, weights: Mapping[str, float]) -> list[dict[str, Any]]:
 def _step(title: str, file: Path, weights: Mapping[str, float]) -> dict[str, Any]:
     stored = read_rows(file)
     rows = [stored[i] for i in best_and_worst(stored)]
-    sizes = [abs(float(a)) for row in rows for a in row.get("advantages") or () if math.isfinite(a)]
     return {
         "title": title,
         "step": step_of(file),
-        "scale": max(sizes, default=0.0),
+        "scale": largest_advantage(rows),
         "rows": [completion(row, weights) for row in rows],
     }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from retrain.report.page import percent, plural
 from retrain.rewards.entry import unique_names
 from retrain.storage.run_files import read_evaluation, read_rows
 from retrain.system.records import read_json
+
+_COLORED = 60_000
+"""Largest number of tokens on that page that are colored by their credit, which takes about 90 characters each."""
 
 RolloutRow = Mapping[str, Any]
 
@@ -33,23 +37,33 @@ def step_of(file: Path) -> int:
 def steps(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the stored steps of a run in order, with their groups.
 
-    Each step has an equal share of `_CHARACTERS`; groups beyond it are left out and counted in "left".
+    Each step has an equal share of `_CHARACTERS`; groups beyond it are left out and counted in "left". Beyond its share
+    of `_COLORED`, groups have no credit.
     """
     files = sorted(run.glob("rollouts/step-*.jsonl.gz"))
     weights = reward_weights(read_json(run / "config.resolved.json"))
     for file in files:
-        rows, groups, size = read_rows(file), list[dict[str, Any]](), 0
+        rows, groups, size, colored = read_rows(file), list[dict[str, Any]](), 0, 0
         for _, found in groupby(rows, lambda row: row["group"]):
             group = [*found]
             size += sum(len(row["text"]) for row in group) + len(str(group[0]["prompt"]))
             if size <= _CHARACTERS / len(files) or not groups:
                 shown = [completion(row, weights) for row in group]
+                colored += sum(len(row["advantages"] or ()) for row in shown)
+                if colored > _COLORED / len(files):
+                    shown = [row | {"advantages": None} for row in shown]
                 groups.append({"prompt": shown[0]["prompt"], "answer": shown[0]["answer"], "rows": shown})
         judged = [bool(row["correct"]) for row in rows if row.get("correct") is not None]
         right = f", {percent(sum(judged) / len(judged))} right" if judged else ""
         left = len(rows) - sum(len(group["rows"]) for group in groups)
         head = f"{plural(len(rows), 'completion')}{right}"
-        yield {"step": step_of(file), "head": head, "groups": groups, "left": left, "file": file.name}
+        about = {"scale": largest_advantage(rows), "plain": colored > _COLORED / len(files)}
+        yield {"step": step_of(file), "head": head, "groups": groups, "left": left, "file": file.name, **about}
+
+
+def largest_advantage(rows: Iterable[RolloutRow]) -> float:
+    """Return the largest absolute advantage of any token; 0 without one."""
+    return max((abs(float(a)) for row in rows for a in row.get("advantages") or () if isfinite(a)), default=0.0)
 
 
 def evaluations(run: Path) -> Iterator[dict[str, Any]]:
@@ -69,7 +83,8 @@ def evaluations(run: Path) -> Iterator[dict[str, Any]]:
         judged = [right for row in rows for right in row["correct"]]
         where = f", {name}" if name else ""
         head = f"{plural(len(rows), 'problem')}{where}, {percent(sum(judged) / max(1, len(judged)))} right"
-        yield {"step": int(step), "head": head, "groups": groups, "left": len(rows) - len(groups), "file": file.name}
+        left = len(rows) - len(groups)
+        yield {"step": int(step), "head": head, "groups": groups, "left": left, "file": file.name, "scale": 0.0}
 
 
 def before_and_after(run: Path) -> dict[str, Any]:
@@ -107,7 +122,7 @@ def _predictions(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     every += [("", *one) for one in zip(row["predictions"], row["lengths"], row["correct"], strict=True)]
     for kind, text, length, correct in every:
         verdict = "right" if correct else "wrong"
-        yield {"head": f"{kind}{verdict}, {length} tokens", "verdict": verdict, "text": text}
+        yield {"head": f"{kind}{verdict}, {length} tokens", "verdict": verdict, "text": text, "advantages": None}
 
 
 def best_and_worst(rows: Sequence[RolloutRow]) -> list[int]:

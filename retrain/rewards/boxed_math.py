@@ -157,10 +157,15 @@ def _differ(one: Any, other: Any) -> bool:
     """Return whether two expressions that math-verify calls equal contain different numbers in the same place.
 
     math-verify rounds to six decimals, so that 10^-30 and 10^-31 are equal. Rational numbers of up to 10^4 digits are
-    compared exactly, other exact numbers with a relative tolerance of 1e-40, and decimals with one of 1e-6.
+    compared exactly, irrational ones with a relative tolerance of 1e-40, and with a decimal with one of 1e-6.
+    Expressions with symbols are compared so where the symbols are distinct rational numbers, because math-verify also
+    compares some of them as rounded numbers: sqrt(x) + 10^-30 and sqrt(x).
     """
-    if getattr(one, "is_number", False) and getattr(other, "is_number", False):
-        return _numbers_differ(one, other)
+    sympy = library("sympy", "math")
+    if isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr):
+        symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+        point = {symbol: sympy.Rational(97 + 4 * index, 64) for index, symbol in enumerate(symbols)}
+        return _numbers_differ(one.subs(point), other.subs(point))
     pairs = zip(_parts(one, other), _parts(other, one), strict=False)
     return any(_differ(left, right) for left, right in pairs)
 
@@ -180,11 +185,18 @@ def _parts(node: Any, other: Any) -> list[Any]:
 def _numbers_differ(one: Any, other: Any) -> bool:
     """Compare two expressions without symbols; see `_differ`."""
     sympy = library("sympy", "math")
+    decimals = any(number.has(sympy.Float) for number in (one, other))
+    one, other = (
+        number.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in number.atoms(sympy.Float)})
+        for number in (one, other)
+    )
     sizes = [sympy.log(sympy.Abs(number), 10).evalf() for number in (one, other)]
     if one.is_rational and other.is_rational and all(size.is_finite and abs(size) < _MAX_DIGITS for size in sizes):
         return one.doit() != other.doit()
     left, right = one.evalf(60), other.evalf(60)
-    tolerance = sympy.Float("1e-6" if one.has(sympy.Float) or other.has(sympy.Float) else "1e-40", 60)
+    if not (left.is_finite and right.is_finite):
+        return bool(left.is_infinite or right.is_infinite) and left != right
+    tolerance = sympy.Float("1e-6" if decimals and (one.is_rational or other.is_rational) else "1e-40", 60)
     return bool(sympy.Abs(left - right) > tolerance * sympy.Max(sympy.Abs(left), sympy.Abs(right)))
 
 

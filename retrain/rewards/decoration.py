@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from retrain.functional.numbers import read_number
+from retrain.functional.numbers import CURRENCY_CODES, CURRENCY_SIGNS, read_number
 
 _MAX_LENGTH = 500
 """Maximum number of characters of an answer that is searched for decoration."""
@@ -20,18 +20,24 @@ _FONT = (
     r"\\(?:math(?:bf|rm|it|sf|tt|bb|cal|normal)|text(?:bf|it|rm|sf|tt|sc|up|md|normal)?|boldsymbol|bm|mbox|hbox|fbox"
     r"|emph|underline|operatorname)\s*"
 )
-_STYLE = re.compile(
-    r"\\(?:(?:display|text|script|scriptscript)style|left|right|[bB]igg?[lr]?|bf|rm|it|tt|sf|limits)(?![A-Za-z])"
+_SIZE = re.compile(
+    r"\\(?:(?:display|text|script|scriptscript)style|centering|tiny|scriptsize|footnotesize|small|normalsize"
+    r"|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
 )
+_STYLE = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|bf|rm|it|tt|sf|limits)(?![A-Za-z])")
 _SPACE = re.compile(
     r"\\[()\[\]]|(?<!\d)\\[,;: ]|\\[,;: ](?!\d{3}(?!\d))|~"
-    r"|\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|\\[hv]space\{[^{}]*\}"
+    r"|\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|\\(?:[hv]space\*?|[hv]?phantom|tag\*?|label)\{[^{}]*\}"
 )
 _COLOR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
 _IN_FONT = re.compile(_FONT + r"\{((?:[^{}]|\{[^{}]*\})*)\}")
-_PERCENT = re.compile(rf"\\%|(?:{_FONT}\{{)?\s*\bper ?cent\b\s*\}}?")
+_PERCENT = re.compile(rf"\\%|{_FONT}\{{\s*per ?cent\s*\}}|\bper ?cent\b")
+_CODE = re.compile(
+    rf"{_FONT}\{{\s*(?:{CURRENCY_CODES}|\\?[{CURRENCY_SIGNS}])\.?\s*\}}"
+    rf"|(?<![A-Za-z])(?:(?:{CURRENCY_CODES})(?![A-Za-z])\.?|[A-Z]{{1,3}}(?=\\?[{CURRENCY_SIGNS}]))"
+)
 _BRACKETS = re.compile(r"\(([^()]*)\)|\{((?:[^{}]|\{[^{}]*\})*)\}")
-_CURRENCY = r"(?:\\?\$|[\u00a2-\u00a5\u20a0-\u20c0]|\\(?:pounds|euro|yen|textdollar|textsterling|texteuro)(?![A-Za-z]))"
+_CURRENCY = rf"(?:\\?[{CURRENCY_SIGNS}]|\\(?:pounds|euro|yen|textdollar|textsterling|texteuro)(?![A-Za-z]))"
 _NOT_A_UNIT = (
     r"(?:or|and|not|to|pi|mod|sqrt|times|plus|minus|over|hundred|thousand|[mbtr]+illion|dozen|hal(?:f|ves)|thirds?"
     r"|quarters?)\b"
@@ -52,20 +58,26 @@ _UNIT = (
 )
 _DECORATED = re.compile(
     rf"(?:{_CURRENCY}| )*([-+\u2212]?)(?:{_CURRENCY}| )*((?:[\d.]|\\[dtc]?frac)[^$]*?)"
-    rf" ?(%)?(?: ?(?:[/\u00b7.] ?)?{_UNIT})* ?(%)?[ .]*"
+    rf" ?(%)?(?: ?(?:[/\u00b7.] ?)?{_UNIT})* ?(%)?[ .,;:]*"
 )
-_ENDS = re.compile(r"\A(?:\$|\s)+|(?:\$|\s)+\Z")
+_ENDS = re.compile(r"\A(?:\$|\s)+|(?:\\\\(?:\[[^\[\]]*\])?|\\newline(?![A-Za-z])|\\?[,;:]|\\ |(?<!\.)\.|\s|\$)+\Z")
+"""Dollar signs, blanks and punctuation at the ends of an answer, and line breaks after it."""
 
 
 def undecorated(text: str) -> str:
     r"""Return the number of an answer as written, without decoration; another answer without currency signs.
 
-    A percent sign is kept, as a final `%`. Dollar signs around an answer and `\$` anywhere in it are removed.
+    A percent sign is kept, as a final `%`. Dollar signs around an answer, `\$` anywhere in it, size commands, and
+    punctuation and line breaks after it are removed.
     """
     if len(text) > _MAX_LENGTH:
         return text
-    plain = _SPACE.sub(" ", _STYLE.sub("", _COLOR.sub("", _PERCENT.sub("%", text)))).replace(r"\!", "")
-    plain = " ".join(_IN_FONT.sub(_unwrap_digits, plain).split())
+    ended = _ENDS.sub("", _SIZE.sub("", text))
+    plain = _CODE.sub("$", _STYLE.sub("", _COLOR.sub("", _PERCENT.sub("%", ended))))
+    plain = _SPACE.sub(" ", plain).replace(r"\!", "")
+    while (inside := _IN_FONT.sub(_unwrap_digits, plain)) != plain:
+        plain = inside
+    plain = " ".join(plain.split())
     while inner := _BRACKETS.fullmatch(plain):
         plain = (inner[1] or inner[2] or "").strip()
     if found := _DECORATED.fullmatch(plain):
@@ -73,7 +85,7 @@ def undecorated(text: str) -> str:
         number = sign + number.strip()
         if read_number(number) is not None:
             return number + ("%" if percent or last else "")
-    return _ENDS.sub("", text.replace(r"\$", ""))
+    return _ENDS.sub("", ended.replace(r"\$", ""))
 
 
 def _unwrap_digits(found: re.Match[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from retrain.errors import UserCodeError
 from retrain.protocols import ALONE, Ranks
@@ -14,9 +14,10 @@ from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
 from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
 from retrain.system import event_loop
-from retrain.system.worker_pool import CallLost, WorkerPool
-from retrain.system.worker_process import WorkerSpec
 from retrain.types import Score, is_reward
+
+if TYPE_CHECKING:
+    from retrain.system.worker_pool import CallLost, WorkerPool
 
 _logger = logging.getLogger(__name__)
 
@@ -229,6 +230,13 @@ class _RewardWorkers:
 
     def __init__(self, settings: Settings, memory_mb: int, env: Sequence[str], size: int, log: str) -> None:
         self._settings = settings
+        self._workers: WorkerPool | None = None
+        self._local = [] if size else [load(*reward, settings) for reward in settings.rewards]
+        if not size:
+            return
+        from retrain.system.worker_pool import WorkerPool
+        from retrain.system.worker_process import WorkerSpec
+
         spec = WorkerSpec(
             what="a reward",
             module="retrain.rewards.worker",
@@ -238,17 +246,14 @@ class _RewardWorkers:
             variables=env,
             log=log,
         )
-        self._workers = WorkerPool(spec, size) if size else None
-        self._local = [] if size else [load(*reward, settings) for reward in settings.rewards]
+        self._workers = WorkerPool(spec, size)
 
     async def call_all(self, calls: Sequence[_RewardCall]) -> list[list[RewardResult]]:
         """Return the results of each call, one per completion. If a call ends its worker, its completions fail."""
         if self._workers is None:
             return await event_loop.call_in_caller(lambda: [self._score(*call) for call in calls])
         found = await self._workers.call_all(calls, lambda index, answer: self._read(calls[index], answer), _spent)
-        return [
-            self._lost(call, one) if isinstance(one, CallLost) else one for call, one in zip(calls, found, strict=True)
-        ]
+        return [one if isinstance(one, list) else self._lost(call, one) for call, one in zip(calls, found, strict=True)]
 
     async def close(self) -> None:
         """Kill the workers."""

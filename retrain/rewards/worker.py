@@ -18,7 +18,6 @@ from retrain.registry.call import described, own_frames
 from retrain.registry.component import Component
 from retrain.registry.lookup import load_object
 from retrain.rewards.signatures import GROUP, Form, form_of
-from retrain.system.worker_process import limit, serve
 from retrain.types import REWARD_RANGE, is_reward
 
 
@@ -81,6 +80,8 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
         cannot be loaded. A call is (index of the reward, completions); its answer is a list of
         `RewardResult`.
     """
+    from retrain.system.worker_process import limit  # here, because the trainer imports this module for `evaluate`
+
     settings = Settings(*hello)
     try:
         rewards = [load(*reward, settings) for reward in settings.rewards]
@@ -206,4 +207,6 @@ def invalid(name: str, value: Any) -> RewardResult:
 
 
 if __name__ == "__main__":
+    from retrain.system.worker_process import serve
+
     serve(start)

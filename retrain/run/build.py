@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import torch
 
@@ -19,7 +18,6 @@ from retrain.config.data_checks import check_data, unreadable_sources
 from retrain.config.resolve import LoadedConfig, division, labels, ratio_of, reward_columns
 from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
-from retrain.engines.batching import for_continuous_sampling
 from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
@@ -28,7 +26,7 @@ from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
 from retrain.run.collectors.continuations import Continuations
-from retrain.run.run_context import RunContext, SamplingContext, TrainState
+from retrain.run.run_context import RunContext, TrainState
 from retrain.storage.run_directory import RunDirectory
 from retrain.system.model_paths import model_location, positions
 from retrain.system.process import cpu_threads
@@ -66,24 +64,18 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
         task: Task = curriculum.build({"seed": config.training.seed, "task": task})
     for _, error in unreadable_sources(loaded):
         raise error
-    sampling = build_sampling(loaded, directory, task, observe)
-    model = sampling.loaded
-    ranks = directory.ranks
+    context = build_sampling(loaded, directory, task, observe)
+    model, resources, ranks = context.trained.loaded, context.trained.resources, directory.ranks
     if warning := model.chat.warning(task.problem(0).prompt):
         observe("message", {"text": warning, "level": "warning"})
-    max_tokens, columns = config.training.max_tokens, tuple(reward_columns(loaded.components.all("reward")))
-    context = RunContext(
-        **vars(sampling),
-        pool=reward_pool(loaded, ranks, directory.path),
-        layout=Layout(model.pad_id, sampling.policy.device, max_tokens, config.rollout.mask_truncated, columns),
-        prompts=loaded.division[0],
-        env_pool=build_env_pool(loaded, model, ranks, directory.path),
-        row_sources=_row_sources(loaded, sampling),
-        trackers=_trackers(
-            () if ranks.rank else components.all("tracker"), sampling.resources, observe, config.logging.metric_names
-        ),
-    )
-    sampling.resources["continue_from"].context = ref(context)
+    context.pool = reward_pool(loaded, ranks, directory.path)
+    context.env_pool = build_env_pool(loaded, model, ranks, directory.path)
+    if context.env_pool is None:
+        continue_from: Continuations = resources["continue_from"]
+        continue_from.begin(config, model, context.sampler, context.pool)
+    context.row_sources = _row_sources(loaded, resources, observe)
+    bound = () if ranks.rank else components.all("tracker")
+    context.trackers = _trackers(bound, resources, observe, config.logging.metric_names)
     context.sets = {name: _measured(context, one, loaded, tasks[name]) for name, one in loaded.sets.items()}
     return context
 
@@ -101,22 +93,38 @@ def _measured(context: RunContext, one: LoadedConfig, loaded: LoadedConfig, task
     return replace(context, config=one.config, task=task, pool=pool)
 
 
-def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> SamplingContext:
-    """Build the model and the sampler that samples from it."""
-    if loaded.config.rollout.continuous and directory.ranks.size > 1:
+def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> RunContext:
+    """Build what samples from a model: a context without rewards, environment, row sources and trackers."""
+    config, ranks = loaded.config, directory.ranks
+    if config.rollout.continuous and ranks.size > 1:
         raise ComponentError('[rollout] mode = "continuous" needs a single rank', 'set mode = "steps" and overlap')
-    trained = build_trained(loaded, directory, observe)
-    sampler = _sampler(trained.engine, trained.resources, directory.ranks)
-    if loaded.config.rollout.continuous:
+    trained = build_trained(loaded, directory.path, ranks, observe)
+    sampler = _sampler(trained.engine, trained.resources, ranks)
+    if config.rollout.continuous:
+        from retrain.engines.delegating import for_continuous_sampling
+
         sampler = for_continuous_sampling(sampler)
     observe("message", {"text": sampler.describe(), "level": "info"})
-    return SamplingContext(**vars(trained), sampler=sampler, task=task, chat=trained.loaded.chat)
+    model, training, columns = trained.loaded, config.training, tuple(reward_columns(loaded.components.all("reward")))
+    device, mask = trained.policy.device, config.rollout.mask_truncated
+    return RunContext(
+        trained=trained,
+        config=config,
+        directory=directory,
+        observe=observe,
+        sampler=sampler,
+        task=task,
+        chat=model.chat,
+        pool=RewardPool(()),
+        layout=Layout(model.pad_id, device, training.max_tokens, mask, columns),
+        prompts=loaded.division[0],
+    )
 
 
-def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> TrainState:
+def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observer) -> TrainState:
     """Build the model and everything that training changes, without sampler, rewards and trackers."""
     config, components = loaded.config, loaded.components
-    device, ranks = choose_device(config.training.device), directory.ranks
+    device = choose_device(config.training.device)
     if ranks.size > 1 and ":" in config.training.device:
         raise ComponentError(
             f'[training] device = "{device}" is one GPU, and each rank has its own', 'set it to "cuda"'
@@ -142,12 +150,14 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
         "chat": model.chat,
         "device": policy.device,
         "trainer_dtype": policy.settings.dtype,
-        "run_dir": directory.path,
+        "run_dir": run,
         "continue_from": Continuations(),
     } | loaded.resources
     pipeline.build(resources)
     return TrainState(
         config=config,
+        run=run,
+        ranks=ranks,
         loaded=model,
         policy=policy,
         engine=engine,
@@ -155,16 +165,14 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
         resources=resources,
         pipeline=pipeline,
         objective=objective,
-        directory=directory,
-        observe=observe,
     )
 
 
-def _row_sources(loaded: LoadedConfig, sampling: SamplingContext) -> dict[str, RowSource]:
+def _row_sources(loaded: LoadedConfig, resources: Mapping[str, Any], observe: Observer) -> dict[str, RowSource]:
     """Build the row sources by name, each with the number of rows that it provides per step."""
     bound = loaded.components.sources
     prompts, counts = division(loaded.config, [*map(ratio_of, bound.values())])
-    shared = {**sampling.resources, "prompt_count": prompts, "observe": sampling.observe}
+    shared = {**resources, "prompt_count": prompts, "observe": observe}
     return {
         name: one.build({**shared, "label": name, "row_count": count})
         for (name, one), count in zip(bound.items(), counts, strict=True)

@@ -32,11 +32,6 @@ class Evaluation(NamedTuple):
     completions: Mapping[str, list[dict[str, Any]]]
 
 
-def evaluate(context: RunContext, step: int) -> dict[str, Any]:
-    """Evaluate the policy, and return only the row; see `measure`."""
-    return measure(context, step).row
-
-
 def measure(context: RunContext, step: int) -> Evaluation:
     """Evaluate the policy on every set of held-out problems.
 
@@ -153,9 +148,9 @@ def _sample(
         temperature=temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
-        stop_ids=context.loaded.stop_ids,
+        stop_ids=context.trained.loaded.stop_ids,
         seed=derive_seed(settings.seed, "evaluation"),
-        vocabulary=context.loaded.vocabulary,
+        vocabulary=context.trained.loaded.vocabulary,
     )
     max_tokens = settings.max_tokens or context.config.training.max_tokens
     sampled = roll(context, rendered, requests_for(rendered, samples, max_tokens), sampling)

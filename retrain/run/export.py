@@ -17,7 +17,7 @@ from retrain.storage.run_files import read_rows
 from retrain.system.files import published
 from retrain.system.model_paths import RANDOM_MODEL, model_location
 from retrain.system.records import read_json
-from retrain.training.model.loading import save_model, stored_weights
+from retrain.training.model.loading import save_model
 from retrain.weights import LazyWeights
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def _weights(trained: TrainState) -> Mapping[str, Tensor]:
     made_here = model.path == RANDOM_MODEL or trained.config.warmup.steps
     if not isinstance(weights, LazyWeights) or not weights.updates or made_here or model.quantization:
         return weights
+    from retrain.training.model.pretrained import stored_weights
+
     held = next(value for value in trained.policy.model.parameters() if not value.requires_grad).dtype
     options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     base = stored_weights(model.path, held, **options) if trained.ranks.rank == 0 else None
@@ -95,7 +97,7 @@ def _card(trained: TrainState, folder: Path, dtype: str) -> CardFacts:
         folder: the exported model.
         dtype: of its weights.
     """
-    run = trained.directory.path
+    run = trained.run
     return CardFacts(
         name=run.resolve().name,
         config=read_json(run / "config.resolved.json"),

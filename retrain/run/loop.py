@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from retrain.algorithms.graph.pipeline import EpochCredit
-from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, StorageError
+from retrain.errors import DivergedError, Preempted
 from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks
@@ -23,6 +22,7 @@ from retrain.run.collectors.rounds import Collection, scored_by_policy
 from retrain.run.collectors.steps import Collector, PhaseTimer
 from retrain.run.evaluate import measure
 from retrain.run.parity import parity
+from retrain.run.rescue import saving
 from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_files import read_rows
@@ -31,7 +31,6 @@ from retrain.types import Batch, Metrics, Rollout, State
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.pipeline import Pipeline
-    from retrain.storage.run_directory import RunDirectory
     from retrain.training.chat import Chat
 
 _MAX_NONFINITE = 3
@@ -39,14 +38,7 @@ _MAX_NONFINITE = 3
 
 
 @unscanned_heap()
-def train(
-    context: RunContext,
-    stop: Stop,
-    start: int = 0,
-    cursor: int = 0,
-    saved: State | None = None,
-    make_collector: Callable[[RunContext, int, State | None, Stop], Collector] | None = None,
-) -> None:
+def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, saved: State | None = None) -> None:
     """Train from step `start` to `[training] max_steps`, or until `stop_when` is met.
 
     One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row.
@@ -59,7 +51,6 @@ def train(
         start: steps already done.
         cursor: index of the task's next unused problem.
         saved: the checkpoint that the run resumes from, if any.
-        make_collector: builds another collector than `Collector`.
     Raises:
         Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
         DivergedError: loss or gradients were not finite in three consecutive updates.
@@ -73,23 +64,23 @@ def train(
     if start == 0 or due(start, context.config.eval.every, settings.max_steps):
         evaluate_and_record(context, start)
     stop.defer(context.request_stop)
-    with (make_collector or Collector)(context, cursor, saved, stop) as collector:
+    with _collector(context, cursor, saved, stop) as collector:
         for step in takewhile(lambda _: not context.directory.stopped, range(start, settings.max_steps)):
             seed_generators(derive_seed(settings.seed, "step", step))
             timer, done = PhaseTimer(), step + 1
-            with _saving(context, collector, stop, start, step):
+            with saving(context.directory, collector, stop, start, step):
                 collection = collector.take(step, timer)
             metrics, batch = update(context, collection, timer, partial(collector.begin, done, timer))
-            with _saving(context, collector, stop, start, done):
+            with saving(context.directory, collector, stop, start, done):
                 try:
                     metrics |= collector.sync(done, timer, batch)
                 finally:
                     record(context, collection, batch, metrics | timer.metrics())
             if bad := _diverging(context):
                 raise diverged(context, collection, batch, bad)
-            context.steps = done
+            context.trained.steps = done
             if due(done, context.config.eval.every, _last(context, done)):
-                with _saving(context, collector, stop, start, done):
+                with saving(context.directory, collector, stop, start, done):
                     evaluate_and_record(context, done, collector)
             if (stopped := _agreed(context.ranks, stop)) or due(
                 done, context.config.checkpoint.every, _last(context, done)
@@ -97,12 +88,21 @@ def train(
                 _checkpoint(context, collector, done, stopped)
 
 
+def _collector(context: RunContext, cursor: int, saved: State | None, stop: Stop) -> Collector:
+    """Return the collector of `[rollout] mode`."""
+    if context.config.rollout.continuous:
+        from retrain.run.collectors.continuous import ContinuousCollector
+
+        return ContinuousCollector(context, cursor, saved, stop)
+    return Collector(context, cursor, saved, stop)
+
+
 def _checkpoint(context: RunContext, collector: Collector, done: int, stopped: str) -> None:
     """Save the state after `done` steps; raise Preempted if a signal `stopped` the run before its last step."""
     ends = stopped and done < _last(context, done)
     left = collector.drain() if ends else ""
     context.directory.save_checkpoint(done, collector.state_dict(done))
-    if unsaved := context.pipeline.unsaved():
+    if unsaved := context.trained.pipeline.unsaved():
         context.observe("message", {"text": unsaved, "level": "warning"})
     if ends:
         raise Preempted(f"stopped by {stopped} after step {done}; --resume auto continues from there{left}")
@@ -128,55 +128,13 @@ def _agreed(ranks: Ranks, stop: Stop) -> str:
     return received
 
 
-@contextmanager
-def _saving(context: RunContext, collector: Collector, stop: Stop, start: int, done: int) -> Generator[None]:
-    """Save the state after `done` steps if the block fails with an engine or storage error.
-
-    The error is raised again, with a note on what was saved. If a signal has asked the run to stop,
-    an engine error becomes `Preempted`: the signal may have stopped the inference servers as well.
-
-    Args:
-        start: steps done when training began; nothing is saved if `done` equals it.
-    """
-    try:
-        yield
-    except (EngineError, StorageError) as error:
-        if done == start and not stop.requested:
-            raise
-        kind = EngineError if isinstance(error, EngineError) else StorageError
-        saved = "" if done == start else f"; {_rescue(context.directory, collector, done)}"
-        if stop.requested and kind is EngineError:
-            raise Preempted(f"stopped by {stop.requested}: {error}{saved}") from error
-        raise kind(f"{error}{saved}") from error
-
-
-def _rescue(directory: RunDirectory, collector: Collector, done: int) -> str:
-    """Save the state after `done` steps, and describe where a resumed run continues.
-
-    Nothing is saved if the metrics row of the last step is missing, because a resumed run would
-    never write it.
-    """
-    try:
-        recorded = directory.ranks.on_rank0(lambda: read_rows(directory.path / "metrics.jsonl"))
-    except RetrainError:
-        recorded = []
-    if not recorded or recorded[-1]["step"] != done - 1:
-        return f"step {done} is not saved, because its metrics are not; --resume auto continues before it"
-    try:
-        if directory.save_checkpoint(done, collector.state_dict(done)):
-            return f"a checkpoint of step {done} is written; --resume auto continues from there"
-    except RetrainError as error:
-        return f"step {done} could not be saved either: {error}"
-    return f"step {done} could not be saved either"
-
-
 def _diverging(context: RunContext) -> list[str]:
     """Return the models that skipped their last updates, because a loss or gradient was not finite.
 
     Metrics are not read: those of a plug-in may have any name.
     """
-    models = {"policy": context.policy}
-    models |= {name: getattr(part, "model", None) for name, part in context.pipeline.stateful.items()}
+    models = {"policy": context.trained.policy}
+    models |= {name: getattr(part, "model", None) for name, part in context.trained.pipeline.stateful.items()}
     return [name for name, model in models.items() if getattr(model, "nonfinite", 0) >= _MAX_NONFINITE]
 
 
@@ -188,7 +146,7 @@ def diverged(context: RunContext, collection: Collection, batch: Batch | None, b
     """
     step = collection.step
     context.directory.write_rollouts(
-        step, rollout_rows(context.chat, context.pipeline, collection, batch), name="diverged"
+        step, rollout_rows(context.chat, context.trained.pipeline, collection, batch), name="diverged"
     )
     return DivergedError(
         f"loss or gradients were not finite {_MAX_NONFINITE} times in a row, last at step {step} "
@@ -216,28 +174,28 @@ def update(
         return {"update/skipped": 1.0} | collection.dropped, None
     with timer("credit"), context.ranks.during(f"the credit of step {collection.step}"):
         batch = scored_by_policy(context, batch)
-        metrics |= context.pipeline.before(batch)
-        batch, credit = context.pipeline.credit(batch)
-        keep, counts = context.pipeline.informative(batch)
+        metrics |= context.trained.pipeline.before(batch)
+        batch, credit = context.trained.pipeline.credit(batch)
+        keep, counts = context.trained.pipeline.informative(batch)
         sampled = torch.arange(len(keep), device=keep.device) < len(collection.kept)
         share = len(batch.group_ids[keep & sampled].unique()) / context.prompts
         if context.ranks.size > 1:
             from retrain.run.distributed_wrappers import check_credit
 
-            check_credit(context.ranks, context.pipeline, batch)
+            check_credit(context.ranks, context.trained.pipeline, batch)
         metrics |= credit | {"groups/informative": share} | added((collection.dropped, counts))
-        if idle := context.pipeline.unmarked(batch):
+        if idle := context.trained.pipeline.unmarked(batch):
             context.observe("message", {"text": idle, "level": "warning"})
     with timer("update"), context.ranks.during(f"the update of step {collection.step}"):
-        epochs = EpochCredit(context.pipeline, batch)
-        if context.pipeline.holds_policy(collection.step):
+        epochs = EpochCredit(context.trained.pipeline, batch)
+        if context.trained.pipeline.holds_policy(collection.step):
             metrics |= {"update/skipped": 1.0, "update/held": 1.0}
         else:
-            metrics |= context.policy.update(
-                batch, context.objective, epochs if context.pipeline.is_epochwise else None
+            metrics |= context.trained.policy.update(
+                batch, context.trained.objective, epochs if context.trained.pipeline.is_epochwise else None
             )
     with timer("credit"):
-        metrics |= context.pipeline.after(epochs.batch) | epochs.first
+        metrics |= context.trained.pipeline.after(epochs.batch) | epochs.first
     return metrics, batch
 
 
@@ -248,14 +206,17 @@ def record(context: RunContext, collection: Collection, batch: Batch | None, met
     context.directory.append("metrics.jsonl", row)
     settings = context.config.logging
     if settings.rollouts_every and step % settings.rollouts_every == 0:
-        context.directory.write_rollouts(step, rollout_rows(context.chat, context.pipeline, collection, batch))
+        context.directory.write_rollouts(step, rollout_rows(context.chat, context.trained.pipeline, collection, batch))
         if settings.completions:
             shown = shown_rows(collection.rollouts[: settings.completions])
             for tracker in context.trackers:
                 tracker.completions(step, shown)
     for tracker in context.trackers:
         tracker.log(step, collection.metrics | metrics)
-    shown = {"max_steps": context.config.training.max_steps, "memory_mb": peak_memory(context.policy.device) / 1e6}
+    shown = {
+        "max_steps": context.config.training.max_steps,
+        "memory_mb": peak_memory(context.trained.policy.device) / 1e6,
+    }
     context.observe("step", row | shown)
     context.observe("sample", shown_rows(collection.rollouts[:1])[0])
     if context.findings is not None:

@@ -29,11 +29,11 @@ def parity(context: RunContext, collection: Collection, timer: PhaseTimer) -> Me
     settings = context.config.rollout
     if not collection.kept or not settings.parity_every or collection.step % settings.parity_every:
         return {}
-    sampler, trainer = context.sampler.tolerance, tolerance_of(context.policy.settings.dtype)
+    sampler, trainer = context.sampler.tolerance, tolerance_of(context.trained.policy.settings.dtype)
     with timer("parity"):
         batch = _fresh(context, collection) if settings.ahead else _without_stored(collection)
         limit = settings.parity_tolerance or max(sampler, trainer)
-        return check_parity(context.policy, batch, limit, exact=sampler < trainer)
+        return check_parity(context.trained.policy, batch, limit, exact=sampler < trainer)
 
 
 def _without_stored(collection: Collection) -> Batch:
@@ -52,8 +52,8 @@ def _fresh(context: RunContext, collection: Collection) -> Batch:
     few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_ROWS]
     rendered = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
     seed = derive_seed(context.config.training.seed, "parity", collection.step)
-    sampling = train_sampling(context.config, context.loaded, seed)
-    longest = positions(context.loaded.model) - max(len(r.prompt_ids) for r in few)
+    sampling = train_sampling(context.config, context.trained.loaded, seed)
+    longest = positions(context.trained.loaded.model) - max(len(r.prompt_ids) for r in few)
     requests = requests_for(rendered, 1, int(min(context.config.training.max_tokens, longest)))
     rollouts = EpisodeRunner(context.sampler, context.chat, sampling).roll(rendered, requests)
     return context.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)

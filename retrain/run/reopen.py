@@ -1,39 +1,55 @@
-"""Reopen a finished or interrupted run, to evaluate, sample from or export it."""
+"""Reopen a finished or interrupted run, to evaluate, sample from, export or resume it."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Literal, overload
 from weakref import finalize
 
 from retrain import registry
-from retrain.config.document import Document, show
+from retrain.config.document import Document, canonical, show
 from retrain.config.foreign_values import ForeignValue, in_components, in_sections
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
-from retrain.errors import ConfigError, ConfigProblem, EngineError, StorageError
+from retrain.errors import ConfigError, ConfigProblem, EngineError, RetrainError, StorageError
+from retrain.protocols import ALONE
 from retrain.registry.foreign_code import FIX, refused
-from retrain.run.run_context import RunContext, SamplingContext, TrainState
+from retrain.run.run_context import RunContext, TrainState
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import CONFIG, RunDirectory
-from retrain.storage.run_files import read_rows, understood, with_current_keys
+from retrain.storage.run_files import config_changes, flatten, read_rows, understood, with_current_keys
 from retrain.system.files import plain_files
+from retrain.system.masking import masked
 from retrain.system.records import read_json
 from retrain.types import Observer, State
 
 
+@overload
+def reopen(
+    target: Path, overrides: Sequence[str], observe: Observer, parts: Literal["weights"], *, trust: bool = False
+) -> TrainState: ...
+@overload
 def reopen(
     target: Path,
     overrides: Sequence[str],
     observe: Observer,
+    parts: Literal["all", "sampler", "initial"] = "all",
     *,
     trust: bool = False,
-    trained: bool = True,
-) -> RunContext:
-    """Return the context of a finished or interrupted run, with its weights in policy and sampler.
+) -> RunContext: ...
+def reopen(
+    target: Path,
+    overrides: Sequence[str],
+    observe: Observer,
+    parts: Literal["all", "sampler", "weights", "initial"] = "all",
+    *,
+    trust: bool = False,
+) -> RunContext | TrainState:
+    """Return a finished or interrupted run, with its weights in policy and sampler.
 
     Nothing is written to the run's directory. Files for the engine go to a temporary directory,
     which is deleted with the context.
@@ -42,32 +58,37 @@ def reopen(
         target: a run directory, its `best`, or one of its checkpoints. A run directory selects its
             final model, or its newest valid checkpoint if it has no final model.
         overrides: `key=value`, as after `--set`.
+        parts: "sampler" leaves out rewards, environment, row sources and trackers. "weights" also leaves out
+            the sampler, so the run's engine need not be installed or reachable. "initial" is everything,
+            with the weights that the run started from.
         trust: run all code and connect to the servers that the run's configuration names.
-        trained: load the trained weights; otherwise keep the run's initial weights.
     Raises:
         ConfigError: there is no run at this path, an override is invalid, or the run needs `trust`.
         StorageError: there is no valid checkpoint, or it needs `trust`.
         EngineError: the run's engine cannot be used here.
     """
-    run, saved = _locate(target, observe) if trained else (target, None)
-    from retrain.run.build import build  # torch and transformers take seconds to import
+    run, saved = (target, None) if parts == "initial" else _locate(target, observe)
+    from retrain.run.build import build, build_sampling, build_trained  # torch takes seconds to import
 
-    loaded = stored(run, overrides, trained and saved is None, trust=trust)
+    chosen = (*overrides, f"rollout.engine={AUTO}") if parts == "weights" else overrides
+    loaded = stored(run, chosen, saved is None and parts != "initial", trust=trust)
+    if parts == "weights":
+        trained = build_trained(loaded, run, ALONE, observe)
+        _restore(trained, run, saved, observe)
+        return trained
     with _opening(loaded, observe) as directory:
-        return _synced(build(loaded, directory, observe), run, saved, trained)
-
-
-def reopen_sampler(
-    target: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False
-) -> SamplingContext:
-    """Return a context for sampling only, without rewards, environment and trackers; see `reopen`."""
-    run, saved = _locate(target, observe)
-    from retrain.run.build import build_sampling
-
-    loaded = stored(run, overrides, saved is None, trust=trust)
-    with _opening(loaded, observe) as directory:
-        task = loaded.task(loaded.config.training.seed)
-        return _synced(build_sampling(loaded, directory, task, observe), run, saved)
+        if parts == "sampler":
+            context = build_sampling(loaded, directory, loaded.task(loaded.config.training.seed), observe)
+        else:
+            context = build(loaded, directory, observe)
+        try:
+            if parts != "initial":
+                _restore(context.trained, run, saved, observe)
+            context.sync(context.trained.policy.step)
+        except BaseException:
+            context.close()
+            raise
+    return context
 
 
 @contextmanager
@@ -86,21 +107,6 @@ def _opening(loaded: LoadedConfig, observe: Observer) -> Generator[RunDirectory]
         if engine is not None and registry.engine.traits_of(engine.component).remote:
             raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
         raise
-
-
-_P = TypeVar("_P", bound=SamplingContext)
-
-
-def _synced(context: _P, run: Path, saved: State | None, trained: bool = True) -> _P:
-    """Load the trained weights into policy and sampler, and return the context."""
-    try:
-        if trained:
-            _restore(context, run, saved)
-        context.sync(context.policy.step)
-    except BaseException:
-        context.close()
-        raise
-    return context
 
 
 def each_checkpoint(
@@ -123,8 +129,8 @@ def each_checkpoint(
                 context = reopen(path, overrides, observe, trust=trust)
                 yield context
             else:
-                _restore(context, run, checkpoint.load(path))
-                context.sync(context.policy.step)
+                _restore(context.trained, run, checkpoint.load(path), observe)
+                context.sync(context.trained.policy.step)
                 yield context
     finally:
         if context is not None:
@@ -134,25 +140,7 @@ def each_checkpoint(
         raise ConfigError([ConfigProblem(str(run), 0, 0, "run", "has no valid checkpoint", fix)])
 
 
-def reopen_trained(target: Path, observe: Observer, *, trust: bool = False) -> TrainState:
-    """Return only the trained weights and signals of a run or checkpoint, to export them.
-
-    Nothing samples, so the run's engine need not be installed or reachable.
-
-    Raises:
-        ConfigError: there is no run at this path, or the run needs `trust`.
-        StorageError: there is no valid checkpoint, or it needs `trust`.
-    """
-    run, saved = _locate(target, observe)
-    from retrain.run.build import build_trained
-
-    loaded = stored(run, (f"rollout.engine={AUTO}",), saved is None, trust=trust)
-    trained = build_trained(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
-    _restore(trained, run, saved)
-    return trained
-
-
-def _restore(trained: TrainState, run: Path, saved: State | None) -> None:
+def _restore(trained: TrainState, run: Path, saved: State | None, observe: Observer) -> None:
     """Load a checkpoint, or without one the final model's adapter.
 
     `stored` has already selected the other weights of the final model.
@@ -163,7 +151,7 @@ def _restore(trained: TrainState, run: Path, saved: State | None) -> None:
             trained.policy.load_adapter(trained.final / "adapter")
     else:
         with understood(run):
-            trained.restore(saved)
+            trained.restore(saved, observe)
 
 
 def stored(run: Path, overrides: Sequence[str], final: bool, *, trust: bool = False) -> LoadedConfig:
@@ -206,17 +194,13 @@ def _refuse(file: str, values: Iterable[ForeignValue], chosen: Sequence[tuple[st
         )
 
 
-def _is_exact(engine: registry.Component) -> bool:
-    return registry.engine.traits_of(engine).exact
-
-
 def _start_from_final(model: Path, data: dict[str, Any]) -> None:
     """Change a configuration so that it starts from a final model.
 
     A LoRA adapter and its base stay unmerged, as in training. If the base no longer exists, the
     configuration uses the merged weights, which the embedded engine must then not round.
     """
-    from retrain.training.model.loading import is_here
+    from retrain.training.model.pretrained import is_here
 
     table = data["model"]
     adapted, made = (model / "adapter").is_dir(), model / "base"
@@ -228,8 +212,9 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
         for section in filter(lambda section: isinstance(section, dict), data.values()):
             section.pop("lora", None)
         if adapted:
-            for engine in filter(_is_exact, registry.components("engine")):
-                data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
+            for engine in registry.components("engine"):
+                if registry.engine.traits_of(engine).exact:
+                    data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
 
 
 def _without_weights(run: Path) -> tuple[str, str]:
@@ -280,3 +265,63 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         fix = f"there are {there}" if there else "give runs/NAME or runs/NAME/checkpoints/step-000100"
         problem = "is not a run"
     raise ConfigError([ConfigProblem(str(target), 0, 0, "run", problem, fix)])
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
+    """Return the differences to the run to be resumed.
+
+    Args:
+        allowed: keys that `--allow-change` names.
+    Raises:
+        ConfigError: another key has changed.
+    """
+    return config_changes(old, new, [canonical(key) for key in allowed])
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str], run: Path) -> list[str]:
+    """Return the changes of the settings of an earlier run, without secrets; see `changes`.
+
+    Keys that are newer than that run get their defaults. Finding the defaults imports the code that
+    the configuration names. The earlier run may come from somebody else: if it names code that
+    needs trust and that `new` does not name, only its own keys are compared.
+
+    Args:
+        run: directory of the earlier run, from which nothing is imported.
+    """
+    old = with_current_keys(old)
+    known = dict(flatten(masked(old)))
+    document, current = (
+        Document("config.resolved.json", data=copy.deepcopy({**one, "plugins": new["plugins"]})) for one in (old, new)
+    )
+    for one in (document, current):
+        one.data.pop("components", None)
+    if {*in_sections(document)} <= {*in_sections(current)}:
+        with suppress(RetrainError), refused(run):  # if it is invalid by today's rules, compare its own keys only
+            known = dict(flatten(masked(validate(document).resolved()))) | known
+    return changes(known, masked(new), allowed)
+
+
+def accept_checkpoint(
+    state: State, started: Mapping[str, Any], allowed: Sequence[str], observe: Observer, run: Path
+) -> None:
+    """Compare the settings and plug-ins of a checkpoint's run with this run's, and warn of changes.
+
+    Secrets are not compared and never shown.
+
+    Args:
+        state: the checkpoint.
+        started: settings, plug-in hashes and number of ranks of this run.
+        allowed: keys that `--allow-change` names.
+        run: directory of the earlier run.
+    Raises:
+        ConfigError: a setting or plug-in has changed that `allowed` does not name.
+    """
+    known = state["started_with"]
+    found = changed_settings(known["config"], started["config"], allowed, run)
+    old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
+    found += changes(old, new, allowed)
+    if (saved := known["ranks"]) != started["ranks"]:
+        count = started["ranks"]
+        found.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
+    for change in found:
+        observe("message", {"text": f"resuming with {change}", "level": "warning"})

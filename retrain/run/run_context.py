@@ -1,4 +1,4 @@
-"""Objects of a built run: `TrainState` for training, `SamplingContext` for sampling, `RunContext` for all."""
+"""Objects of a built run: `TrainState` is what training changes, and `RunContext` all that its loop uses."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ class EpisodeSource(Protocol):
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Everything that training changes, and everything needed to save or export it.
+    """Everything that training changes, and everything needed to export it.
 
     It has no sampler, rewards or trackers.
 
     Attributes:
         config: the resolved configuration.
+        run: the run directory.
+        ranks: the processes that train this model together.
         loaded: model and tokenizer, with the token ids that end a completion.
         policy: the model in training.
         engine: the engine that samples from the policy, not yet built.
@@ -55,14 +57,14 @@ class TrainState:
         resources: objects that a component may ask for, by name.
         pipeline: credit assignment, from rewards to advantages per token.
         objective: the loss that the update minimizes.
-        directory: the run directory, to which all files are written.
-        observe: receives every event.
         steps: number of finished steps.
         final: folder of the final model if the weights come from it, otherwise None. A final model
             does not hold the state of signals.
     """
 
     config: Config
+    run: Path
+    ranks: Ranks
     loaded: Loaded
     policy: Policy
     engine: Bound
@@ -70,47 +72,75 @@ class TrainState:
     resources: Mapping[str, Any]
     pipeline: Pipeline
     objective: Objective
-    directory: RunDirectory
-    observe: Observer
     steps: int = 0
     final: Path | None = None
+
+    def restore(self, state: State, observe: Observer) -> None:
+        """Load policy and signals from a checkpoint; warn of signals that it does not hold."""
+        self.policy.load_state_dict(state["policy"])
+        for name, part in self.pipeline.stateful.items():
+            _restore_part(name, part, state["signals"].get(name), observe)
+        self.steps = int(state["loop"]["step"])
+
+
+def _restore_part(name: str, part: StatefulComponent | RowSource, saved: State | None, observe: Observer) -> None:
+    """Load the saved state of a component, or warn that there is none."""
+    if saved is not None:
+        part.load_state_dict(saved)
+        return
+    text = f"the checkpoint has no state of {name}, which therefore starts from its initial state"
+    observe("message", {"text": text, "level": "warning"})
+
+
+@dataclass(kw_only=True)
+class RunContext:
+    """Everything that the training loop uses. The loop calls these roles and names no component.
+
+    A context for sampling only has no rewards, environment, row sources and trackers.
+
+    Attributes:
+        trained: model, credit and loss.
+        config: the resolved configuration; for one of `[[eval.sets]]` that of the set.
+        directory: the run directory, to which all files are written.
+        observe: receives every event.
+        sampler: the built engine.
+        task: source of problems; it also makes a problem of a prompt that a user types.
+        chat: renders prompts.
+        pool: worker processes that score completions.
+        layout: turns rollouts into batches of tensors.
+        prompts: number of prompts sampled per step.
+        env_pool: processes of the environment; None without one.
+        row_sources: sources that change which rows a step trains on, by name, in the order of their
+            calls.
+        trackers: receivers of metrics besides the run directory.
+        source: provides the episodes of every step, instead of task and environment; otherwise None.
+        sets: context for each of `[[eval.sets]]`, by name.
+        findings: says what is wrong with the run; None on other ranks than 0, and if they are switched off.
+        has_base: the sampler takes adapters, and has loaded the base model already.
+    """
+
+    trained: TrainState
+    config: Config
+    directory: RunDirectory
+    observe: Observer
+    sampler: Sampler
+    task: Task
+    chat: Chat
+    pool: RewardPool
+    layout: Layout
+    prompts: int
+    env_pool: EnvPool | None = None
+    row_sources: Mapping[str, RowSource] = field(default_factory=dict[str, RowSource])
+    trackers: Sequence[Tracker] = ()
+    source: EpisodeSource | None = None
+    sets: Mapping[str, RunContext] = field(default_factory=dict[str, "RunContext"])
+    findings: RunFindings | None = None
+    has_base: bool = False
 
     @property
     def ranks(self) -> Ranks:
         """The processes that train this model together."""
-        return self.directory.ranks
-
-    def restore(self, state: State) -> None:
-        """Load policy and signals from a checkpoint; warn of signals that it does not hold."""
-        self.policy.load_state_dict(state["policy"])
-        for name, part in self.pipeline.stateful.items():
-            self.restore_part(name, part, state["signals"].get(name))
-        self.steps = int(state["loop"]["step"])
-
-    def restore_part(self, name: str, part: StatefulComponent | RowSource, saved: State | None) -> None:
-        """Load the saved state of a component, or warn that there is none."""
-        if saved is not None:
-            part.load_state_dict(saved)
-            return
-        text = f"the checkpoint has no state of {name}, which therefore starts from its initial state"
-        self.observe("message", {"text": text, "level": "warning"})
-
-
-@dataclass(kw_only=True)
-class SamplingContext(TrainState):
-    """Everything needed to sample from the trained weights. It has no rewards, environment or trackers.
-
-    Attributes:
-        sampler: the built engine.
-        task: source of problems; it also makes a problem of a prompt that a user types.
-        chat: renders prompts.
-        has_base: the sampler takes adapters, and has loaded the base model already.
-    """
-
-    sampler: Sampler
-    task: Task
-    chat: Chat
-    has_base: bool = False
+        return self.trained.ranks
 
     def sync(self, version: int) -> None:
         """Load the policy's weights after `version` steps into the sampler.
@@ -122,49 +152,18 @@ class SamplingContext(TrainState):
             StorageError: the adapter's file cannot be written.
             ComponentError: the sampler takes adapters, and the policy has none.
         """
+        policy = self.trained.policy
         if not self.sampler.takes_adapters:
-            self.sampler.load_weights(self.policy.weights(), version)
+            self.sampler.load_weights(policy.weights(), version)
             return
-        if self.policy.adapter is None:
+        if policy.adapter is None:
             raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
         if not self.has_base:
-            self.sampler.load_weights(self.policy.reference_weights(), version)
+            self.sampler.load_weights(policy.reference_weights(), version)
             self.has_base = True
         folder = self.directory.path / "adapter"
-        self.ranks.on_rank0(lambda: self.policy.save_adapter(folder))
+        self.ranks.on_rank0(lambda: policy.save_adapter(folder))
         self.sampler.load_adapter(folder, version)
-
-    def close(self) -> None:
-        """Close the sampler."""
-        self.sampler.close()
-
-
-@dataclass(kw_only=True)
-class RunContext(SamplingContext):
-    """Everything that the training loop uses. The loop calls these roles and names no component.
-
-    Attributes:
-        pool: worker processes that score completions.
-        layout: turns rollouts into batches of tensors.
-        prompts: number of prompts sampled per step.
-        env_pool: processes of the environment; None without one.
-        row_sources: sources that change which rows a step trains on, by name, in the order of their
-            calls.
-        trackers: receivers of metrics besides the run directory.
-        source: provides the episodes of every step, instead of task and environment; otherwise None.
-        sets: context for each of `[[eval.sets]]`, by name.
-        findings: says what is wrong with the run; None on other ranks than 0, and if they are switched off.
-    """
-
-    pool: RewardPool
-    layout: Layout
-    prompts: int
-    env_pool: EnvPool | None = None
-    row_sources: Mapping[str, RowSource] = field(default_factory=dict[str, RowSource])
-    trackers: Sequence[Tracker] = ()
-    source: EpisodeSource | None = None
-    sets: Mapping[str, RunContext] = field(default_factory=dict[str, "RunContext"])
-    findings: RunFindings | None = None
 
     def request_stop(self) -> None:
         """Request sampler and episode source to stop after this step. Called in a signal handler."""
@@ -177,10 +176,10 @@ class RunContext(SamplingContext):
 
         It holds no state of random generators, because all draws derive from the seed and the step.
         """
-        signals = {name: part.state_dict() for name, part in self.pipeline.stateful.items()}
+        signals = {name: part.state_dict() for name, part in self.trained.pipeline.stateful.items()}
         sources = {name: one.state_dict() for name, one in self.row_sources.items()}
         loop = {"step": step, "cursor": cursor, "data": self.data, "sources": sources, "task": self.task.state_dict()}
-        return {"policy": self.policy.state_dict(), "signals": signals, "loop": loop}
+        return {"policy": self.trained.policy.state_dict(), "signals": signals, "loop": loop}
 
     @property
     def data(self) -> dict[str, dict[str, Any]]:
@@ -199,18 +198,19 @@ class RunContext(SamplingContext):
         """
         from retrain.training.reference import sample_digest
 
-        base = {} if self.policy.adapter is None else {"weights": sample_digest(self.policy.reference_weights())}
-        return {**self.loaded.digests(), **base}
+        policy = self.trained.policy
+        base = {} if policy.adapter is None else {"weights": sample_digest(policy.reference_weights())}
+        return {**self.trained.loaded.digests(), **base}
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
         """Restore the state that `state_dict` returned, and return (step, cursor)."""
-        self.restore(state)
+        self.trained.restore(state, self.observe)
         saved = state["loop"]["sources"]
         for name, source in self.row_sources.items():
-            self.restore_part(f"the rows of {name}", source, saved.get(name) or None)
+            _restore_part(f"the rows of {name}", source, saved.get(name) or None, self.observe)
         if learned := state["loop"].get("task"):
             self.task.load_state_dict(learned)
-        return self.steps, int(state["loop"]["cursor"])
+        return self.trained.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:
         """Close the processes of rewards and environment, the trackers and the sampler."""
@@ -220,4 +220,4 @@ class RunContext(SamplingContext):
             self.env_pool.close()
         for tracker in self.trackers:
             tracker.close()
-        super().close()
+        self.sampler.close()

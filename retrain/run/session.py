@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retrain.config.document import Document, canonical
-from retrain.config.load import validate
 from retrain.config.resolve import LoadedConfig
-from retrain.errors import ConfigError, ConfigProblem, RetrainError, UserCodeError
+from retrain.errors import ConfigError, ConfigProblem, UserCodeError
 from retrain.protocols import ALONE, Ranks
-from retrain.registry.foreign_code import refused
-from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.findings import Evidence, RunFindings
 from retrain.run.run_context import RunContext
@@ -25,8 +20,7 @@ from retrain.run.stop_signal import Stop, StopCondition
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
-from retrain.storage.run_files import config_changes, flatten, read_rows, understood, with_current_keys
-from retrain.system.masking import masked
+from retrain.storage.run_files import read_rows, understood
 from retrain.system.process import launched
 from retrain.types import Observer, State
 
@@ -87,16 +81,16 @@ def _join(loaded: LoadedConfig) -> Ranks:
 
 def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, around: Around) -> Path:
     began = time.perf_counter()
-    earlier = _earlier(resume, loaded.directory)
-    resolved = loaded.resolved()
-    path = loaded.directory
-    with _directory(loaded, resume, observe, ranks) as directory, Stop() as stop:
+    path, resolved = loaded.directory, loaded.resolved()
+    earlier = _earlier(resume, path)
+    opened = RunDirectory(path, resume.mode, loaded.config.checkpoint, observe, ranks)
+    with opened as directory, Stop() as stop:
         previous = directory.previous_config(resume.path)
-        every = (bound.component for one in (loaded, *loaded.sets.values()) for bound in one.components.every())
-        plugins = source_hashes(every)
-        started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
+        started = {"config": resolved, "plugins": _hashes(loaded), "ranks": ranks.size}
         if previous:  # checked before torch is imported; `_accept` checks the checkpoint itself
-            changes = _changes(_with_new_keys(previous, resolved, earlier), masked(resolved), resume)
+            from retrain.run.reopen import changed_settings
+
+            changes = changed_settings(previous, resolved, resume.allow_change, earlier)
             if directory.complete():
                 _end_complete(path, changes, observe)
                 return path
@@ -105,16 +99,15 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         with understood(path):
             state = directory.restore(resume.path, partial(_accept, started, resume, observe, earlier))
         directory.write_config(_source(loaded), started)
-        context = _watched(_built(loaded, directory, observe))
+        context = _built(loaded, directory, observe)
         try:
             start, cursor = _restore(context, state, resume)
             with around(context):
-                train(context, stop, start, cursor, state, _collector(loaded))
+                train(context, stop, start, cursor, state)
             finish(context, time.perf_counter() - began)
         except UserCodeError as error:
-            if not str(error).endswith(
-                note := f"after {context.steps} steps"
-            ):  # an error from another rank has the note already
+            note = f"after {context.trained.steps} steps"
+            if not str(error).endswith(note):  # an error from another rank has the note already
                 error.add_note(note)
             raise
         finally:
@@ -122,13 +115,14 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
     return path
 
 
-def _collector(loaded: LoadedConfig) -> Callable[..., Any] | None:
-    """The collector of `[rollout] mode`; None: that of the loop."""
-    if not loaded.config.rollout.continuous:
-        return None
-    from retrain.run.collectors.continuous import ContinuousCollector
+def _hashes(loaded: LoadedConfig) -> dict[str, str]:
+    """Return the hash of each module of the user's code, by name."""
+    every = (bound.component for one in (loaded, *loaded.sets.values()) for bound in one.components.every())
+    if not (own := [one for one in every if one.source != "built-in"]):
+        return {}
+    from retrain.registry.sources import source_hashes
 
-    return ContinuousCollector
+    return source_hashes(own)
 
 
 def _earlier(resume: Resume, path: Path) -> Path:
@@ -166,11 +160,9 @@ def _built(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> 
     directory.write_environment(environment() | ranks)
     context = build(loaded, directory, observe)
     directory.write_environment(environment() | ranks)
+    if (settings := context.config.training.stop_when) is not None:
+        context.observe = StopCondition(settings, directory, observe)
     return context
-
-
-def _directory(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks) -> RunDirectory:
-    return RunDirectory(loaded.directory, resume.mode, loaded.config.checkpoint, observe, ranks)
 
 
 def _source(loaded: LoadedConfig) -> str:
@@ -181,78 +173,22 @@ def _source(loaded: LoadedConfig) -> str:
     return "\n".join([loaded.text, "".join(new)]) if new else loaded.text
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume) -> list[str]:
-    """Return the differences to the run to be resumed.
-
-    Raises:
-        ConfigError: a key has changed that `--allow-change` does not name.
-    """
-    return config_changes(old, new, [canonical(key) for key in resume.allow_change])
-
-
-def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> dict[str, Any]:
-    """Return the settings of an earlier run by dotted key, without secrets.
-
-    Keys that are newer than that run get their defaults. Finding the defaults imports the code that
-    the configuration names. The earlier run may come from somebody else: if it names code that
-    needs trust and that `new` does not name, only its own keys are returned.
-
-    Args:
-        run: directory of the earlier run, from which nothing is imported.
-    """
-    from retrain.config.foreign_values import in_sections
-
-    old = with_current_keys(old)
-    known = dict(flatten(masked(old)))
-    document, current = (_document({**one, "plugins": new["plugins"]}) for one in (old, new))
-    if not {*in_sections(document)} <= {*in_sections(current)}:
-        return known
-    with suppress(RetrainError), refused(run):  # if it is invalid by today's rules, compare its own keys only
-        return dict(flatten(masked(validate(document).resolved()))) | known
-    return known
-
-
-def _document(config: Mapping[str, Any]) -> Document:
-    data = {key: copy.deepcopy(config[key]) for key in config if key != "components"}
-    return Document("config.resolved.json", data=data)
-
-
 def _accept(started: Mapping[str, Any], resume: Resume, observe: Observer, run: Path, state: State) -> None:
-    """Compare the settings and plug-ins of a checkpoint's run with this run's, and warn of changes.
+    """Call `accept_checkpoint`, which a run without a checkpoint does not import."""
+    from retrain.run.reopen import accept_checkpoint
 
-    Secrets are not compared and never shown.
-
-    Args:
-        started: settings, plug-in hashes and number of ranks of this run.
-        run: directory of the earlier run.
-    Raises:
-        ConfigError: a setting or plug-in has changed that `--allow-change` does not name.
-    """
-    known = state["started_with"]
-    changes = _changes(_with_new_keys(known["config"], started["config"], run), masked(started["config"]), resume)
-    old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
-    changes += _changes(old, new, resume)
-    if (saved := known["ranks"]) != started["ranks"]:
-        count = started["ranks"]
-        changes.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
-    for change in changes:
-        observe("message", {"text": f"resuming with {change}", "level": "warning"})
-
-
-def _watched(context: RunContext) -> RunContext:
-    """Return the context, with a `StopCondition` as observer if `[training] stop_when` is set."""
-    if (settings := context.config.training.stop_when) is not None:
-        context.observe = StopCondition(settings, context.directory, context.observe)
-    return context
+    accept_checkpoint(state, started, resume.allow_change, observe, run)
 
 
 def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[int, int]:
     """Load a checkpoint if there is one, prepare the findings, and return (steps done, cursor of the task)."""
     start = cursor = 0
     if state is not None:
+        from retrain.run.reopen import changes
+
         with understood(context.directory.path):
             # The file at the same path may have changed; the cursor would then select other problems.
-            for change in _changes(state["loop"]["data"], context.data, resume):
+            for change in changes(state["loop"]["data"], context.data, resume.allow_change):
                 context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
             start, cursor = context.load_state_dict(state)
         context.observe("message", {"text": f"resumed after step {start}", "level": "info"})
@@ -267,10 +203,11 @@ def _findings(context: RunContext, start: int) -> RunFindings | None:
         return None
     rows, evals = (read_rows(context.directory.path / f"{name}.jsonl") for name in ("metrics", "eval"))
     problems = map(context.task.problem, range(_PROMPTS)) if start == 0 and context.source is None else ()
+    components = context.trained.components
     evidence = Evidence(
         config=context.config,
-        rewards=context.components.all("reward"),
-        losses=context.components.all("loss"),
+        rewards=components.all("reward"),
+        losses=components.all("loss"),
         hidden=context.chat.hidden,
         written=context.chat.written.values(),
         prompts=[one.prompt for one in problems if isinstance(one.prompt, str)],
@@ -285,7 +222,7 @@ def finish(context: RunContext, seconds: float) -> None:
     from retrain.run.export import export
 
     folder, run = context.directory.path / "model", context.directory.path
-    export(context, folder)
+    export(context.trained, folder)
     repeated = context.findings.after_run() if context.findings is not None else ""
     with understood(run):
         text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from retrain.run.run_context import SamplingContext
+from retrain.run.run_context import RunContext
 from retrain.serve.chat_sessions import ChatMessage
 from retrain.serve.http_app import JsonObject, RefusedError, too_long
 from retrain.system.model_paths import positions
@@ -168,9 +168,9 @@ class ContextLimits:
     token_chars: int
 
     @classmethod
-    def of(cls, context: SamplingContext) -> ContextLimits:
+    def of(cls, context: RunContext) -> ContextLimits:
         """Return the limits of a run's model and engine."""
-        tokens = min(positions(context.loaded.model), context.sampler.max_model_len)
+        tokens = min(positions(context.trained.loaded.model), context.sampler.max_model_len)
         return cls(tokens, max(map(len, context.chat.tokenizer.get_vocab()), default=1))
 
     @property

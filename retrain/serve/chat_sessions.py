@@ -14,6 +14,7 @@ from retrain.types import Completion, Problem, Rollout
 
 ChatMessage = dict[str, str]
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MOST_LIVE = 10_000
 """Largest number of sessions without a reward, so that programs that give no rewards do not fill the memory."""
 _MOST_ENDED = 100_000
@@ -116,7 +117,7 @@ class Sessions:
                 if known and new and all(one["role"] != "assistant" for one in new):
                     ids = self._stitcher.ids([(one["role"], one["content"]) for one in new], row.end)
                     return self._found(own, row, messages, ids)
-        whole = messages if self._chat.templated else "".join(one["content"] for one in messages)
+        whole = messages if self._chat.templated else untemplated(messages)
         row = SessionRow(self._chat.prompt(whole, list(tools) or None))
         return self._found(name or f"session-{secrets.token_urlsafe(16)}", row, messages, [], unnamed=not name)
 
@@ -187,6 +188,17 @@ class Sessions:
         problem = Problem(str(derive_seed(0, row.prompt.text)), row.prompt.text, answer="")
         rollout = self._chat.rollout((problem, row.prompt), group, row.ids, row.logprobs, row.turns)
         return replace(rollout, ended="done").rewarded(value, {"env": value})
+
+
+def untemplated(messages: Sequence[ChatMessage]) -> str:
+    """Return the text of messages for a model without a chat template, which shows no roles.
+
+    Raises:
+        ValueError: a role is not one of OpenAI's.
+    """
+    if unknown := [one["role"] for one in messages if one["role"] not in _ROLES]:
+        raise ValueError(f"there is no role {unknown[0]!r}; roles: {', '.join(_ROLES)}")
+    return "".join(one["content"] for one in messages)
 
 
 def plain_messages(given: Sequence[object]) -> list[ChatMessage]:

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from retrain.system.http_client import address, is_loopback
+from retrain.system.masking import masked
 
 _BODY_S = 60.0
 """Seconds in which a whole request must arrive."""
@@ -133,6 +134,10 @@ def application(endpoints: Sequence[Endpoint], access: Access) -> Starlette:
         assert isinstance(error, RefusedError)
         return JSONResponse(error.json(), error.status, {"connection": "close"} if error.close else None)
 
+    async def failed(_: Request, error: Exception) -> Response:
+        found = RefusedError(500, masked(f"the server has failed: {type(error).__name__}: {error}"))
+        return JSONResponse(found.json(), 500)
+
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = "this path needs another method" if error.status_code == 405 else "there is no such path"
@@ -144,7 +149,8 @@ def application(endpoints: Sequence[Endpoint], access: Access) -> Starlette:
         return JSONResponse(found.json(), found.status, error.headers)
 
     routes = [Route(one.path, checked(one.answer), methods=[one.method]) for one in endpoints]
-    return Starlette(routes=routes, exception_handlers={RefusedError: refused, HTTPException: unknown})
+    handlers: dict[Any, Any] = {RefusedError: refused, HTTPException: unknown, Exception: failed}
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 class BodyReader:

@@ -78,7 +78,7 @@ class PolicyEndpoint:
         self._turns, self._sessions_thread = SimpleQueue[_QueuedTurn | None](), ThreadPoolExecutor(1, "sessions")
         self._record([])
         self._sampling = train_sampling(
-            context.config, context.loaded, derive_seed(context.config.training.seed, "endpoint")
+            context.config, context.trained.loaded, derive_seed(context.config.training.seed, "endpoint")
         )
         self._over, self._failure, self._received = threading.Event(), list[RetrainError](), time.monotonic()
         self._bodies = BodyReader(self._limits.max_bytes)

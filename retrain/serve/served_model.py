@@ -19,10 +19,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
-from retrain.run.run_context import SamplingContext
+from retrain.run.run_context import RunContext
 from retrain.serve.answers import AnswerPart, AnswerParts, Answers, events
 from retrain.serve.chat_fields import MODEL, MODELS, ChatFields, ContextLimits, TextFields, fields
-from retrain.serve.chat_sessions import plain_messages
+from retrain.serve.chat_sessions import plain_messages, untemplated
 from retrain.serve.http_app import (
     Access,
     BodyReader,
@@ -105,7 +105,7 @@ class ServedModel:
         EngineError: the port is in use, or cannot be opened.
     """
 
-    def __init__(self, context: SamplingContext, access: Access) -> None:
+    def __init__(self, context: RunContext, access: Access) -> None:
         self._context, self._limits = context, ContextLimits.of(context)
         # A tokenizer is not thread-safe, so the thread that tokenizes has a copy.
         self._chat = replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer))
@@ -153,7 +153,7 @@ class ServedModel:
         return found
 
     def _sampling(self, setting: tuple[float, float]) -> Sampling:
-        loaded, seed = self._context.loaded, derive_seed(self._context.config.training.seed, "served")
+        loaded, seed = self._context.trained.loaded, derive_seed(self._context.config.training.seed, "served")
         return Sampling(*setting, stop_ids=loaded.stop_ids, seed=seed, vocabulary=loaded.vocabulary)
 
     def _extend(self, one: ServedChoice, completion: Completion) -> bool:
@@ -176,7 +176,8 @@ class ServedModel:
         new, scores = one.ids[before:], list[tuple[str, float]]()
         if one.given.scored:
             pieces = zip(chat.pieces(one.ids)[before:], new, completion.logprobs, strict=False)
-            scores = [(piece, score) for piece, token, score in pieces if token not in self._context.loaded.stop_ids]
+            ends = self._context.trained.loaded.stop_ids
+            scores = [(piece, score) for piece, token, score in pieces if token not in ends]
         one.call.put(AnswerPart(one.index, text[one.sent :], len(new), scores, ended))
         one.sent = max(one.sent, len(text))
         return ended is not None
@@ -246,14 +247,14 @@ class ServedModel:
     def _chat_ids(self, given: ChatFields) -> tuple[int, ...]:
         messages = plain_messages(given.messages)
         self._limits.check(messages, given.tools)
-        whole = messages if self._chat.templated else "".join(one["content"] for one in messages)
+        whole = messages if self._chat.templated else untemplated(messages)
         return self._chat.prompt(whole, given.tools or None).ids
 
     def _text_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             self._limits.check([{"role": "", "content": prompt}], ())
             return replace(self._chat, mode="off").prompt(prompt).ids
-        if wrong := [one for one in prompt if not 0 <= one < self._context.loaded.vocabulary]:
+        if wrong := [one for one in prompt if not 0 <= one < self._context.trained.loaded.vocabulary]:
             raise ValueError(f"{wrong[0]} is not a token id of the model")
         return tuple(prompt)
 

@@ -143,7 +143,7 @@ def no_file(path: str) -> str:
     """Return the reason why a file cannot be read; "" if it is readable and not empty."""
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
-        return f'there is no file "{path}"'
+        return f'"{path}" is a directory, not a file' if os.path.isdir(path) else f'there is no file "{path}"'
     if os.path.getsize(path) == 0:
         return f'the file "{path}" is empty'
     return "" if os.access(path, os.R_OK) else f'no permission to read the file "{path}"'

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 
 _SERVER = multiprocessing.get_context("forkserver")
 
@@ -32,8 +33,7 @@ def prepare(modules: Sequence[str]) -> None:
 class Fork:
     """`python -m MODULE ARGUMENT...` as a fork. It leads its own session and ends with its parent.
 
-    Like every process of multiprocessing, a fork first imports the main script of its parent. A script must therefore
-    create a fork only under `if __name__ == "__main__"`.
+    It does not import the main script of its parent, so a script needs no `if __name__ == "__main__"`.
 
     Args:
         module: the module to run.
@@ -55,9 +55,14 @@ class Fork:
         ready, started = _SERVER.Pipe(duplex=False)
         program = (module, arguments, log.absolute(), {**os.environ, **environment}, code, started)
         self._process = _SERVER.Process(target=_run, args=program)
+        main, sys.modules["__main__"] = (
+            sys.modules["__main__"],
+            ModuleType("__main__"),
+        )  # multiprocessing sends its path
         try:
             self._process.start()
         finally:
+            sys.modules["__main__"] = main
             started.close()
         with suppress(EOFError):
             ready.recv()  # from now on the fork leads a process group that signals reach

@@ -19,7 +19,7 @@ from retrain.system import event_loop
 from retrain.system.masking import masked, secret_from
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 FAILURES = (OSError, ValueError, LookupError, TypeError, ArithmeticError)
 """Exceptions that `Calls` raises if a server is down, hangs or sends an invalid answer."""
@@ -84,19 +84,19 @@ class Calls:
             OSError: the connection failed.
             ValueError: the answer is longer than `max_bytes`, a web page or invalid JSON; the request cannot be sent.
         """
-        import httpx
+        import httpx2
 
         seconds = self.seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._send(url, body, httpx.Timeout(None, connect=_CONNECT_S))
-        except httpx.ConnectTimeout:
+                return await self._send(url, body, httpx2.Timeout(None, connect=_CONNECT_S))
+        except httpx2.ConnectTimeout:
             raise TimeoutError(f"no connection within {_CONNECT_S:g} seconds") from None
         except TimeoutError:
             raise TimeoutError(f"no answer within {seconds:g} seconds") from None
-        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeEncodeError) as error:
+        except (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, UnicodeEncodeError) as error:
             raise ValueError(masked(f"the request cannot be sent: {error}")) from None
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise _failure(error) from None
 
     def __call__(self, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Any:
@@ -130,13 +130,13 @@ class Calls:
         for call in list(self._pending):
             call.cancel()
 
-    async def _send(self, url: str, body: Mapping[str, Any] | None, timeout: httpx.Timeout) -> Any:
-        import httpx
+    async def _send(self, url: str, body: Mapping[str, Any] | None, timeout: httpx2.Timeout) -> Any:
+        import httpx2
 
         answer = bytearray()
         # A new client per call: a connection from a pool may be stale because the server was restarted.
         async with (
-            httpx.AsyncClient(verify=_tls(), trust_env=False, timeout=timeout) as client,
+            httpx2.AsyncClient(verify=_tls(), trust_env=False, timeout=timeout) as client,
             client.stream(
                 "GET" if body is None else "POST",
                 url,
@@ -163,7 +163,7 @@ class Calls:
 
 
 def _failure(error: BaseException) -> OSError:
-    """Convert httpx's error to an OSError without secrets, with the operating system's errno if there is one."""
+    """Convert httpx2's error to an OSError without secrets, with the operating system's errno if there is one."""
     shown, cause = masked(str(error) or type(error).__name__), error
     while (deeper := cause.__cause__ or cause.__context__) is not None:
         cause = deeper

@@ -9,14 +9,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.run.run_context import SamplingContext
+from retrain.run.run_context import RunContext
 from retrain.system.records import Message
 from retrain.types import Request, Sampling
 
 _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
-def completions(context: SamplingContext, prompts: Iterable[str], count: int, temperature: float) -> Iterator[str]:
+def completions(context: RunContext, prompts: Iterable[str], count: int, temperature: float) -> Iterator[str]:
     """Yield `count` completions of each prompt, without special tokens.
 
     Args:
@@ -31,9 +31,9 @@ def completions(context: SamplingContext, prompts: Iterable[str], count: int, te
             temperature=temperature,
             top_p=config.eval.top_p,
             top_k=config.eval.top_k,
-            stop_ids=context.loaded.stop_ids,
+            stop_ids=context.trained.loaded.stop_ids,
             seed=derive_seed(config.eval.seed, "conversation", turn),
-            vocabulary=context.loaded.vocabulary,
+            vocabulary=context.trained.loaded.vocabulary,
         )
         most = config.eval.max_tokens or config.training.max_tokens
         [group] = context.sampler.sample(

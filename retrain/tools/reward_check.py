@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ _FORMS: Mapping[str, str] = {
     "before reasoning": "{}\nI worked in 2 steps: first I read the problem, then I checked it.",
 }
 """AnswerForm of an answer -> template of the completion."""
+
+
+Track = Callable[[Sequence[Any]], Iterable[Any]]
 
 
 class AnswerForm(NamedTuple):
@@ -104,7 +107,7 @@ FORMS: tuple[AnswerForm, ...] = (
 """The forms, right ones first."""
 
 
-def check_rewards(loaded: LoadedConfig, count: int) -> list[Paid]:
+def check_rewards(loaded: LoadedConfig, count: int, track: Track = iter) -> list[Paid]:
     """Return what the rewards of a configuration pay for each form, over the first `count` problems of its task.
 
     Raises:
@@ -116,26 +119,34 @@ def check_rewards(loaded: LoadedConfig, count: int) -> list[Paid]:
         raise ConfigError([ConfigProblem(loaded.file, 0, 0, "environment", problem, fix)])
     task = loaded.task(loaded.config.training.seed)
     problems = [task.problem(index) for index in range(count)]
-    return paid(loaded, [problem for problem in problems if problem.answer.strip()])
+    return paid(loaded, [problem for problem in problems if problem.answer.strip()], track)
 
 
-def paid(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Paid]:
-    """Return what the rewards pay for each form over these problems; a form that no problem has is left out."""
+def paid(loaded: LoadedConfig, problems: Sequence[Problem], track: Track = iter) -> list[Paid]:
+    """Return what the rewards pay for each form over these problems; a form that no problem has is left out.
+
+    Args:
+        loaded: the configuration.
+        problems: the problems.
+        track: iterates over the completions of each problem while they are scored, and may show the progress.
+    """
     if not problems:
         raise DataError("no problem has an answer, so there is nothing to compare completions with")
-    cells: list[tuple[AnswerForm, dict[str, Any]]] = []
+    cells: list[list[tuple[AnswerForm, dict[str, Any]]]] = []
     for problem in problems:
+        cells.append([])
         right = problem.answer.rpartition("####")[2].strip()
         for form in FORMS:
             text = form.make(problem, right, _other(right))
             if text is not None:
-                cells.append((form, _item(loaded, problem, text, len(cells))))
+                cells[-1].append((form, _item(loaded, problem, text, len(cells[-1]))))
     settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "max_failed": 1.0}
     with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
-        scores, names = pool.score([item for _, item in cells]), pool.names
+        scores, names = [pool.score([item for _, item in some]) for some in track(cells)], pool.names
+    scored = [(form, score) for pair in zip(cells, scores, strict=True) for (form, _), score in zip(*pair, strict=True)]
     table: list[Paid] = []
     for form in FORMS:
-        own = [score for (one, _), score in zip(cells, scores, strict=True) if one is form]
+        own = [score for one, score in scored if one is form]
         found = {name: [value for score in own if (value := score.parts.get(name)) is not None] for name in names}
         means = {name: fmean(values) if values else None for name, values in found.items()}
         failed = sum(score.value is None for score in own)

@@ -21,15 +21,14 @@ from retrain.training.cpu_kernels import trim_freed_memory
 from retrain.training.distributed.sharded_tensors import like, local
 from retrain.training.distributed.sharding import shard
 from retrain.training.model.forward import Forward, MicroBatch, ValueForward
-from retrain.training.model.loading import ParameterReader
 from retrain.training.optim import VALUE_HEAD, Optimizer
-from retrain.training.rounded_weights import RoundedWeights
 from retrain.training.settings import POLICY_ADAPTER, PolicySettings
 from retrain.types import Batch, Metrics, State
-from retrain.weights import as_lazy
+from retrain.weights import ParameterReader, as_lazy
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.objective import Objective, StepLoss
+    from retrain.training.rounded_weights import RoundedWeights
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,11 @@ class TorchPolicy:
         head = self._shards.spread(_value_head(self.model), settings) if has_values else None
         with self._own_adapter():  # only the active adapter's parameters require a gradient
             self.optimizer = Optimizer(self.model, settings, head)
-        rounded = RoundedWeights(self.optimizer.parameters, settings.seed, ranks.rank) if settings.rounds else None
-        self._rounded = rounded
+        self._rounded: RoundedWeights | None = None
+        if settings.rounds:
+            from retrain.training.rounded_weights import RoundedWeights
+
+            self._rounded = RoundedWeights(self.optimizer.parameters, settings.seed, ranks.rank)
         self.forward = Forward(self.model, settings, self._shards)
         if head is not None:
             with self._own_adapter():
@@ -520,7 +522,9 @@ def _checkpoint_layers(model: Any) -> None:
     transformers checkpoints layers in training mode only, so that the layers are put into it; the modules inside them
     stay in eval mode.
     """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Its name before transformers 5.23 goes with version 6.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True

@@ -101,3 +101,9 @@ def test_dca_in_the_pipeline_ranks_by_correctness_whatever_the_rewards_are():
         lengths_G=[50, 10, 20],
     ).token_advs
     assert found[1][0] < found[0][0] < found[2][0]
+
+
+def test_equal_lengths_and_single_correct_answers_leave_the_accuracy_term():
+    assert dca("dca", [1.0, 1.0], [7, 7]).tolist() == [0.0, 0.0]
+    assert dca("dca_rloo", [1.0, 0.0], [7, 9]).tolist() == [1.0, -1.0]
+    assert dca("dca_rloo", [1.0], [7]).tolist() == [0.0]

@@ -120,6 +120,10 @@ def test_the_process_term_counts_from_the_step_of_the_delay_on():
         assert process_rloo(rewards, episode, groups, step=step, delay=10) == process_rloo(rewards, episode, groups)
 
 
+def test_rewards_of_zero_leave_the_episode_alone():
+    assert process_rloo([[0.0, 0.0], [0.0]], [0.5, -0.5], [0, 0]) == [[0.5, 0.5], [-0.5]]
+
+
 @pytest.mark.parametrize("params", [{"gamma": 1.5}, {"gamma": -0.1}, {"norm": "group"}, {"beta": 0.1}, {"delay": -1}])
 def test_parameters_outside_their_range_are_refused(params):
     with pytest.raises(ParameterError, match=next(iter(params))):

@@ -98,6 +98,19 @@ def test_validate_explain_and_schema_know_campaigns(swept, cli, monkeypatch):
     assert json.loads(wrong.stdout)["problems"][0]["key"] == "[campaign] seeds"
 
 
+def test_the_live_matrix_says_what_the_numbers_of_a_running_run_are():
+    from rich.console import Console
+
+    from retrain.cli.campaign_display import picture
+
+    row = {"condition": "a", "seed": 0, "state": "running", "accuracy": 0.578, "steps": 75, "max_steps": 100}
+    facts = {"runs": [row], "done": 0, "total": 1, "running": 1, "failed": 0, "unreadable": 0, "left_s": None}
+    console = Console(width=100, record=True)
+    console.print(picture(facts))
+    assert "75% 57.8%" in (text := console.export_text())
+    assert "the share of its steps that are done, then its accuracy so far" in text
+
+
 def test_the_live_matrix_shows_conditions_by_seeds(swept, monkeypatch):
     from rich.console import Console
     from rich.live import Live
@@ -115,6 +128,7 @@ def test_the_live_matrix_shows_conditions_by_seeds(swept, monkeypatch):
     text = console.export_text()
     assert "broken/s0 failed: ValueError" in text
     assert "2 of 3 runs done, 1 failed" in text
+    assert "cell: accuracy" not in text, "no run goes on"
     line = next(line for line in text.splitlines() if line.startswith("flipped"))
     assert "%" in line
 

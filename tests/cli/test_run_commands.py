@@ -206,6 +206,12 @@ def test_resume_after_a_stop_finishes_the_run(folder, cli):
     assert len((folder / "runs/run/metrics.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_read_only_run_directory_is_refused_before_anything_is_loaded(folder, cli):
+    (folder / "file").write_text("not a directory")
+    result = cli("train", "run.toml", "--plain", "--set", "logging.dir=file")
+    assert result.exit_code == 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -6,7 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from retrain.cli.run_display import Lines, Screen, display
+from retrain.cli.live_screen import Screen
+from retrain.cli.run_display import display
+from retrain.cli.run_lines import Lines
 from retrain.system.terminal import clean
 
 

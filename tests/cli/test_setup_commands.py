@@ -38,6 +38,20 @@ def test_init_overwrites_on_demand_only(tmp_path, monkeypatch):
     assert "precious" not in Path("run.toml").read_text()
 
 
+def test_init_writes_the_page_for_coding_agents(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("init", "--skill").exit_code == 0
+    page = Path(retrain.__file__).parents[1] / "docs" / "skill.md"
+    assert Path("SKILL.md").read_text() == page.read_text()
+    assert "exists already" in run("init", "--skill").stderr
+
+
+def test_init_into_a_missing_directory_is_a_storage_error(tmp_path):
+    result = run("init", str(tmp_path / "no" / "run.toml"))
+    assert result.exit_code == 6
+    assert "cannot be written" in result.stderr
+
+
 def test_plugins_lists_names_reads_parameters_and_summaries():
     rows = {(row["kind"], row["name"]): row for row in json.loads(run("plugins", "--json").stdout)}
     gtpo = rows["transform", "gtpo"]

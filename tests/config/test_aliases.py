@@ -7,8 +7,8 @@ import re
 import pytest
 import tomli
 
-from retrain.config.aliases import advice_by_key, translated
 from retrain.config.load import load
+from retrain.config.mistakes import advice_by_key, translated
 from retrain.errors import ConfigError
 
 
@@ -16,6 +16,9 @@ from retrain.errors import ConfigError
     ("written", "says"),
     [
         ("[training]\nnum_generations = 8", "is a key of another trainer; write [training] group_size = 8"),
+        ("[training]\nlearning_rate = 1e-5", "write [optimizer] lr = 1e-05"),
+        ("[training]\nnum_generation = 8", '"num_generations" of another trainer? write [training] group_size = 8'),
+        ("[training]\nmax_stepss = 8", 'did you mean "max_steps"?'),
         ("[algorithm]\nbeta = 0.04", "write [kl] weight = 0.04"),
         ("[training]\nper_device_train_batch_size = 8", "batch_size counts prompts"),
         ('[algorithm]\nloss_type = "dr_grpo"', 'write [algorithm] algorithm_mode = "dr_grpo"'),

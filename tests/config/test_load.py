@@ -81,9 +81,6 @@ def test_a_rounding_of_nothing_is_refused(loaded, more):
 WARNINGS = [
     ('[algorithm]\ntransform_mode = ["surprisal_mask"]', "transform_mode", "changes nothing with rho = 0"),
     ("[training]\ngroup_size = 1", "group_size", "has no baseline"),
-    ("[optimizer]\nwarmup_steps = 500", "[optimizer] warmup_steps", "the run has 200"),
-    ("[warmup]\nsteps = 20", "[warmup] warmup_steps", "rises for 50 of 20"),
-    ('[model]\npath = "a/b"\n[model.lora]\n[optimizer]\nlr = 2e-6', "[optimizer] lr", "small for adapters"),
     ('[algorithm]\nadvantage_mode = "grpo_lp"\n[training]\nmax_tokens = 2000', "gamma", "scores below a wrong one"),
     (
         '[algorithm]\nadvantage_mode = "maxrl"\nalgorithm_mode = "file_of_an_algorithm.fn"',

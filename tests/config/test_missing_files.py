@@ -40,6 +40,8 @@ def run(command, folder, text, *options):
     [
         (TASK + 'path = "none.jsonl"', f"run.toml:6:1: {NOWHERE}"),
         (TASK + 'path = "empty.jsonl"', 'run.toml:6:1: [jsonl] path: the file "empty.jsonl" is empty; '),
+        (TASK + 'path = "folder.jsonl"', 'run.toml:6:1: [jsonl] path: "folder.jsonl" is a directory, not a file; '),
+        (TASK + f'path = "{"x" * 5000}"', 'run.toml:6:1: [jsonl] path: there is no file "xxx'),
         (
             TASK + 'path = "good.jsonl"\nheldout_path = "none.jsonl"',
             'run.toml:7:1: [jsonl] heldout_path: there is no file "none.jsonl"; ',

@@ -11,8 +11,8 @@ from docs.measure import modules
 from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.cli.main import command_names
-from retrain.config.aliases import translated
 from retrain.config.load import load
+from retrain.config.mistakes import translated
 from retrain.config.schema import Config
 from retrain.registry import components
 from tests.campaign.tables import write_campaign
@@ -47,7 +47,8 @@ def test_configurations_are_valid(block, tmp_path):
     rows.write_text('{"prompt": "1+1=", "question": "1+1=", "answer": "2", "solution": "2", "difficulty": 0.5}')
     block = re.sub(r'(?<=path = ")[\w/]+\.jsonl', lambda name: name[0] if Path(name[0]).exists() else str(rows), block)
     file.write_text(block.replace('"../configs/', f'"{ROOT}/configs/'))
-    (tmp_path / "base.toml").touch()  # what a file of the documentation extends
+    for name in ("base.toml", "run.toml"):  # what a file of the documentation extends
+        (tmp_path / name).touch()
     for code, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", TEXT, re.DOTALL):
         (tmp_path / name).write_text(code)  # the reader's own modules, which the pages show
     overrides = [f'plugins.search_paths=["plugins", "{tmp_path}"]']
@@ -69,6 +70,8 @@ def test_configurations_are_valid(block, tmp_path):
 def test_python_runs(code, tmp_path):
     if "trl" in code:
         pytest.skip("a part of a program that trains for long; tests/adapters runs the like")
+    if "retrain.train(" in code or "retrain.run_campaign(" in code:
+        pytest.skip("tests/docs/test_from_python.py runs it")
     finished = tmp_path / "runs" / "quickstart"
     finished.mkdir(parents=True)
     (finished / "eval.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')

@@ -234,6 +234,29 @@ def test_a_coroutine_is_a_tool():
     assert game.send('<tool_call>{"name": "later", "arguments": {"one": "2"}}</tool_call>').text == "2 m"
 
 
+ONE, TWO = '{"name": "a", "arguments": {"x": 1}}', '{"name": "b", "arguments": {"x": "</tool_call>"}}'
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", f"<tool_call>{ONE}\n{TWO}</tool_call>"),
+        ("hermes", f"<tool_call>\r\n{ONE}{TWO}\r\n</tool_call>\r\n"),
+        ("hermes", f"<tool_call>{ONE}</tool_call><tool_call>{TWO}"),
+        ("json", f"```json\r\n{ONE}\r\n{TWO}\r\n```\r\n"),
+        ("json", f"```json \n[{ONE}, {TWO}]\n```"),
+        ("python", "```python\r\na(x=1)\r\nb(x='</tool_call>')\r\n```\r\n"),
+    ],
+)
+def test_calls_one_after_another_and_line_ends_of_windows(parser, text):
+    assert PARSERS[parser](text) == [("a", {"x": 1}), ("b", {"x": "</tool_call>"})]
+
+
+def test_objects_with_other_text_between_them_are_not_calls():
+    [(name, reason)] = PARSERS["hermes"](f"<tool_call>{ONE} and {TWO}</tool_call>")
+    assert (name, "not a call" in reason) == ("", True)
+
+
 def test_python_is_read_and_never_run():
     text = "```python\nx = 1\narea(3)\n__import__('os').getpid()\n```"
     assert [name for name, _ in python_block(text)] == ["", "", ""]

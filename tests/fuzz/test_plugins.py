@@ -218,6 +218,12 @@ def refused_verb(kind, verb, function):
     return text
 
 
+@pytest.mark.parametrize(("kind", "verb"), ASKED)
+@pytest.mark.parametrize("what", RAISED)
+def test_what_a_verb_raises(kind, verb, what):
+    assert "test_plugins.py" in refused_verb(kind, verb, lambda: raising(RAISED[what])(1, 1))
+
+
 @pytest.mark.parametrize("kind", SOUND)
 def test_a_class_that_cannot_be_built(kind):
     def fail(self):

@@ -30,7 +30,7 @@ class Bare:
 
 
 def build(kind, target, **table):
-    return Component(kind, "mine", target, "mine").bind(table).build({"model": "m"})
+    return Component(kind, "mine", target, "mine", source="registered").bind(table).build({"model": "m"})
 
 
 def test_a_class_gets_the_defaults_of_the_verbs_that_it_leaves_out():

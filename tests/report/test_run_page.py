@@ -1,5 +1,7 @@
 """The report is complete, self-contained, and lets no text of a model out of its quotes."""
 
+import base64
+import hashlib
 import json
 import re
 import threading
@@ -9,6 +11,7 @@ import pytest
 
 from retrain.config.schema import Checkpoint
 from retrain.errors import UserCodeError
+from retrain.report.page import source
 from retrain.report.run_page import follow, render, write_report
 from retrain.report.run_summary import status
 from retrain.storage.run_directory import RunDirectory
@@ -16,7 +19,7 @@ from tests.full_disk import run_script
 from tests.waiting import until
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
-VOID = {"meta", "line", "circle", "polyline", "polygon", "img", "br"}
+VOID = {"meta", "line", "circle", "polyline", "polygon", "img", "br", "input"}
 
 
 def rollout(reward, text="2+2=4", **changes):
@@ -93,7 +96,13 @@ class Checker(HTMLParser):
         self.text.append(data)
 
 
-def checked(html):
+def checked(html, script=""):
+    """The text of a page. The only script is the given one, by its hash."""
+    if script:
+        assert html.count(f"<script>{script}</script>") == 1
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}'" in html
+        html = html.replace(f"<script>{script}</script>", "")
     checker = Checker()
     checker.feed(html)
     checker.close()
@@ -261,14 +270,27 @@ def test_the_page_of_all_samples_has_every_stored_completion(run, monkeypatch):
     report = write_report(run).read_text(encoding="utf-8")
     assert '<a href="samples.html">All samples</a>' in report
     page = run / "samples.html"
-    text = checked(page.read_text(encoding="utf-8"))
+    script = source("filter.js")
+    text = checked(page.read_text(encoding="utf-8"), script)
     assert "Step 0: 2 completions, 50.0% right" in text
     assert text.count(HOSTILE) == 2, "as prompt and as completion"
     assert "not scored" in text
-    assert "a\nb" in text
+    assert "a↵\nb" in text
     assert "more in" not in text
     monkeypatch.setattr("retrain.report.samples._CHARACTERS", 20)
     with RunDirectory(run, "auto", Checkpoint(), lambda event, details: None) as directory:
         directory.write_rollouts(29, [rollout(1.0, group=number) for number in range(3)])
     write_report(run)
-    assert "2 more in rollouts/step-000029.jsonl.gz" in checked(page.read_text(encoding="utf-8"))
+    assert "2 more in rollouts/step-000029.jsonl.gz" in checked(page.read_text(encoding="utf-8"), script)
+
+
+def test_samples_are_colored_up_to_a_limit(run, monkeypatch):
+    write_report(run)
+    html = (run / "samples.html").read_text(encoding="utf-8")
+    assert html.count('class="down planning" title="advantage -1" style="--a:0.60"') == 1
+    assert "not colored" not in html
+    monkeypatch.setattr("retrain.report.samples._COLORED", 4)
+    write_report(run)
+    html = (run / "samples.html").read_text(encoding="utf-8")
+    assert "advantage -1" not in html
+    assert "are not colored" in html

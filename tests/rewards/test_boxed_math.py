@@ -128,7 +128,10 @@ def test_hostile_powers_are_killed():
     assert {score.value for score in scores} <= {None, 0.0}
 
 
-@pytest.mark.parametrize("repeated", ["abc ", "km/", "$", r"\text{a}", r"\frac", r"^\circ", "((", " ", r"\text{1"])
+@pytest.mark.parametrize(
+    "repeated",
+    ["abc ", "km/", "$", ", ", "\\\\ ", r"\;", r"\text{USD }", r"\text{a}", r"\frac", r"^\circ", "((", " ", r"\text{1"],
+)
 def test_decoration_is_stripped_in_time(repeated):
     """The regular expressions have no exponential case: each would take longer than the universe."""
     assert undecorated(("1 " + repeated * 250)[:249] + "!") is not None

@@ -9,7 +9,7 @@ import pytest
 
 from retrain.config.load import load
 from retrain.errors import ConfigError
-from retrain.run.evaluate import evaluate
+from retrain.run.evaluate import measure
 from retrain.run.reopen import each_checkpoint, reopen
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import RunDirectory
@@ -35,7 +35,7 @@ def test_the_best_evaluation_is_kept_and_can_be_used(train):
     assert best_step(run) == expected["step"]
     parts = reopen(run / "best", (), nothing)
     try:
-        again = evaluate(parts, parts.steps)
+        again = measure(parts, parts.trained.steps).row
     finally:
         parts.close()
     assert (again["step"], again["accuracy"]) == (expected["step"], expected["accuracy"])
@@ -88,7 +88,7 @@ def test_every_checkpoint_is_evaluated_and_a_damaged_one_left_out(train):
     said = []
     found = []
     for parts in each_checkpoint(run, (), lambda event, details: said.append(details.get("text", ""))):
-        found.append(json.loads(json.dumps(evaluate(parts, parts.steps))))
+        found.append(json.loads(json.dumps(measure(parts, parts.trained.steps).row)))
     stored = [row for row in rows(run / "eval.jsonl") if row["step"] in (1, 3)]
     assert found == stored, "what was measured in training is measured again"
     assert any("step-000002" in text and "it is skipped" in text for text in said)

@@ -47,8 +47,8 @@ def test_a_continuation_begins_with_its_prefix_and_keeps_the_budget(train):
         ids = tuple(batch.input_ids[0].tolist())
         first = int(batch.response_mask[0].int().argmax())
         prefixes = [Prefix(0, ids[:first], 0), Prefix(0, ids[: first + 11], 11)]
-        rewards, tokens = parts.resources["continue_from"](batch.problems, prefixes, 3, 5)
-        again, _ = parts.resources["continue_from"](batch.problems, prefixes, 3, 5)
+        rewards, tokens = parts.trained.resources["continue_from"](batch.problems, prefixes, 3, 5)
+        again, _ = parts.trained.resources["continue_from"](batch.problems, prefixes, 3, 5)
     finally:
         parts.close()
     assert rewards.shape == (2, 3)

@@ -81,8 +81,8 @@ def test_a_hint_is_the_first_other_success_of_the_group(parts):
     rewards = torch.zeros(len(batch.rewards))
     rewards[[1, 2, 5]] = 1.0  # group 0: rows 1 and 2; group 1: row 5 alone; group 2: none
     batch = batch.replace(rewards=rewards)
-    signal = parts.pipeline.stateful["teacher_logprobs"]
-    bound = next(stage for stage in parts.pipeline.graph if stage.writes == "teacher_logprobs").bound
+    signal = parts.trained.pipeline.stateful["teacher_logprobs"]
+    bound = next(stage for stage in parts.trained.pipeline.graph if stage.writes == "teacher_logprobs").bound
     found, metrics = signal(*(batch.column(name) for name in bound.reads))
     shown = {0: 1, 1: 2, 2: 1, 3: 1, 4: 5, 6: 5, 7: 5}
     for row in range(len(rewards)):
@@ -103,7 +103,7 @@ def scored_after_hint(parts, batch, row, other):
     prompt = list(parts.chat.prompt(f"{hint}\n{problem.prompt}").ids)
     completion = batch.input_ids[row][batch.response_mask[row]].tolist()
     with torch.no_grad():
-        logits = parts.policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        logits = parts.trained.policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
     scores = (logits.float() / parts.config.training.temperature).log_softmax(-1)
     return scores[range(len(completion)), completion]
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.run.evaluate import evaluate
+from retrain.run.evaluate import measure
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
@@ -34,8 +34,8 @@ def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr,
     for target in (run, run / "checkpoints" / "step-000008"):
         parts = opened(target)
         try:
-            assert worst(parts.policy, partial(fused_matrix, parts.sampler, parts.policy)) < 1e-3
-            assert evaluate(parts, 8) == last, "in the run, and after it"
+            assert worst(parts.trained.policy, partial(fused_matrix, parts.sampler, parts.trained.policy)) < 1e-3
+            assert measure(parts, 8).row == last, "in the run, and after it"
         finally:
             parts.close()
         out = tmp_path / target.name
@@ -44,7 +44,7 @@ def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr,
             merged = load_file(folder / "model.safetensors")
             assert {value.dtype for value in merged.values()} == {torch.float32}
             assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
-            assert worst(parts.policy, merged.__getitem__) < 1e-3
+            assert worst(parts.trained.policy, merged.__getitem__) < 1e-3
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_run_on_four_bits_stores_its_adapter_and_resumes_to_the_bit(train, sto
     base.rename(tmp_path / "elsewhere")
     parts = opened(run)
     try:
-        assert (parts.policy.adapter, parts.config.model.quantization) == (None, None)
-        assert evaluate(parts, 4)["accuracy"] == last["accuracy"]
+        assert (parts.trained.policy.adapter, parts.config.model.quantization) == (None, None)
+        assert measure(parts, 4).row["accuracy"] == last["accuracy"]
     finally:
         parts.close()

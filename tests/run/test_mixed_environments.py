@@ -7,8 +7,8 @@ import pytest
 from retrain.config.load import load
 from retrain.errors import ConfigError
 from retrain.report.run_page import write_report
-from retrain.run.play import by_hand
 from retrain.run.session import Resume
+from retrain.tools.play import by_hand
 from tests.run.test_environment_runs import stored
 from tests.small_runs import digest, rows
 

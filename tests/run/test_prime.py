@@ -6,7 +6,7 @@ import pytest
 
 from retrain.errors import ComponentError, DivergedError
 from retrain.run.export import export
-from retrain.run.reopen import reopen_trained
+from retrain.run.reopen import reopen
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path
     run = train(*PRIME, "eval.problems=0")
     exported = {}
     for step in (2, 4):
-        trained = reopen_trained(run / "checkpoints" / f"step-{step:06d}", lambda event, details: None)
+        trained = reopen(run / "checkpoints" / f"step-{step:06d}", (), lambda event, details: None, "weights")
         export(trained, tmp_path / str(step))
         exported[step] = files(tmp_path / str(step) / "process_rewards")
     final = files(run / "model" / "process_rewards")

@@ -73,5 +73,5 @@ def test_an_older_checkpoint_is_used_with_a_warning(train):
     seen = []
     context = reopen(run, (), lambda event, details: seen.append((event, details)))
     context.close()
-    assert context.steps == 2
+    assert context.trained.steps == 2
     assert any("falling back" in details["text"] and details["level"] == "warning" for _, details in seen[:1])

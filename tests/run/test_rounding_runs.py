@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.run.evaluate import evaluate
+from retrain.run.evaluate import measure
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume
 from tests.make_checkpoint import make_checkpoint
@@ -32,7 +32,7 @@ def test_the_rounded_policy_is_what_is_saved_exported_and_opened_again(train, tm
     for target in (run, run / "checkpoints" / "step-000004"):
         parts = reopen(target, (), lambda event, details: None)
         try:
-            assert evaluate(parts, 4) == {k: v for k, v in last.items() if k != "time/evaluation_s"}
+            assert measure(parts, 4).row == {k: v for k, v in last.items() if k != "time/evaluation_s"}
         finally:
             parts.close()
     saved = load_file(run / "model" / "model.safetensors")

@@ -9,7 +9,7 @@ from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.report.run_page import write_report
 from retrain.run.export import export
-from retrain.run.reopen import reopen_trained
+from retrain.run.reopen import reopen
 
 PARAM, COMMENT, FLAG = "canary-param-4711", "canary-comment-4712", "canary-flag-4713"
 KEPT = {"config.toml", "config.resolved.json"}
@@ -45,7 +45,7 @@ def run(train, toml, tmp_path, monkeypatch):
 def test_nothing_secret_is_in_any_other_file_of_a_run(run, tmp_path):
     write_report(run)
     out = tmp_path / "out"
-    export(reopen_trained(run, lambda event, details: None, trust=True), out)
+    export(reopen(run, (), lambda event, details: None, "weights", trust=True), out)
     files = [path for path in (*run.rglob("*"), *out.rglob("*")) if path.is_file()]
     names = {str(path.relative_to(tmp_path)) for path in files}
     assert any("wandb/" in name for name in names)

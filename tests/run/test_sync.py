@@ -5,7 +5,7 @@ import torch
 
 from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import ComponentError
-from retrain.run.evaluate import evaluate
+from retrain.run.evaluate import measure
 from retrain.run.reopen import reopen
 from tests.small_runs import rows
 
@@ -79,7 +79,7 @@ def test_a_run_opened_again_gives_adapters_from_a_checkpoint_and_from_its_final_
     ):
         parts = reopen(target, (), lambda event, details: None)
         try:
-            assert evaluate(parts, 4)["accuracy"] == last["accuracy"]
+            assert measure(parts, 4).row["accuracy"] == last["accuracy"]
         finally:
             parts.close()
         assert calls == apart.CALLS

@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from retrain.run.reopen import reopen_sampler
+from retrain.run.reopen import reopen
 from retrain.serve import served_model
 from retrain.serve.http_app import Access
 from retrain.serve.served_model import ServedModel
@@ -33,7 +33,7 @@ def serving(context):
 
 @pytest.fixture
 def context(train):
-    found = reopen_sampler(train("training.max_steps=1", "eval.problems=0"), (), lambda event, details: None)
+    found = reopen(train("training.max_steps=1", "eval.problems=0"), (), lambda event, details: None, "sampler")
     yield found
     found.close()
 
@@ -142,6 +142,11 @@ def test_the_models_are_one_policy(client):
         (CHAT, {"top_logprobs": 5}, "top_logprobs"),
         (CHAT, {"frequency_penalty": 0.5}, "frequency_penalty"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"min_p": 0.1}, "min_p"),
+        (CHAT, {"messages": "hello"}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": None}, "messages"),
+        (CHAT, {"messages": [{"role": "wizard", "content": "1+1="}]}, "messages"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
         (TEXT, {"echo": True}, "echo"),
         (TEXT, {"logprobs": 5}, "logprobs"),
@@ -152,6 +157,20 @@ def test_a_field_that_cannot_be_honoured_is_named(url, path, more, field):
     status, answer = post(url, path, {**body, "max_tokens": 2, **more})
     assert (status, answer["error"]["param"]) == (400, field)
     assert field in answer["error"]["message"] or field in ("messages", "prompt")
+
+
+def test_half_of_a_surrogate_pair_is_refused(url):
+    for path, body in ((CHAT, {"messages": [user("\ud800")]}), (TEXT, {"prompt": "1\udfff"})):
+        status, answer = post(url, path, body)
+        assert (status, "surrogate" in answer["error"]["message"]) == (400, True)
+    assert post(url, TEXT, {"prompt": "1\U0001f600+1=", "max_tokens": 2})[0] == 200, "a whole pair is a character"
+
+
+def test_an_unexpected_exception_is_answered_as_json(url, monkeypatch):
+    monkeypatch.setattr(served_model, "plain_messages", lambda messages: messages[0]["missing"])
+    status, answer = post(url, CHAT, {"messages": [user("1+1=")]})
+    assert (status, answer["error"]["type"]) == (500, "server_error")
+    assert "KeyError: 'missing'" in answer["error"]["message"]
 
 
 def test_fields_without_effect_are_accepted(client):

@@ -41,10 +41,9 @@ import sys, time
 from pathlib import Path
 from retrain.system import fork
 
-if __name__ == "__main__":
-    started = fork.Fork("program", ["sleep"], Path("log.txt"), {}, 75)
-    Path("pid").write_text(str(started.pid))
-    time.sleep(6000)
+started = fork.Fork("program", ["sleep"], Path("log.txt"), {}, 75)
+Path("pid").write_text(str(started.pid))
+time.sleep(6000)
 """
 
 

@@ -61,6 +61,12 @@ def test_a_template_that_refuses_messages_is_an_error_of_the_data():
         model.prompt(MESSAGES)
 
 
+@pytest.mark.parametrize("prompt", [[USER, SAID, MORE], [{"role": "system", "content": "add"}, USER]])
+def test_other_messages_need_a_template(prompt):
+    with pytest.raises(DataError, match=r"f:7: .*there is no chat template"):
+        loaded(chat=False).conversation(Problem("f:7", prompt, "", "six"))
+
+
 def test_a_template_that_rewrites_history_makes_no_row_of_all_turns():
     model = loaded()
     model.tokenizer.chat_template = (
@@ -90,6 +96,17 @@ def test_variables_reach_the_template_in_every_rendering():
     chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}" + end
     assert chat.prompt("1+2?").text == "1+2?:False"
     assert chat.conversation(Problem("f:1", [USER], "", "six")).prompt_ids == tuple(chat.prompt([USER]).ids)
+
+
+def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
+    from tokenizers.processors import TemplateProcessing
+
+    chat = loaded(chat=False)
+    chat.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A <|eos|>", special_tokens=[("<|user|>", 3), ("<|eos|>", 1)]
+    )
+    assert chat.tokenizer("hi")["input_ids"][-1] == 1
+    assert list(chat.prompt("hi").ids) == chat.tokenizer("hi")["input_ids"][:-1]
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])

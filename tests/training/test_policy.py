@@ -167,6 +167,16 @@ def test_mismatch_and_entropy_are_of_the_policy_before_the_step():
     assert metrics["policy/entropy"] == pytest.approx(float(scored.sum() / batch.response_mask.sum()), rel=1e-4)
 
 
+def test_squared_probabilities_are_those_of_the_tempered_distribution():
+    batch, trained = make_batch(), policy()
+    found = trained.logprobs(batch, ("sum_pi_squared",))["sum_pi_squared"]
+    with torch.no_grad():
+        logits = trained.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    p = torch.softmax(logits.float() / trained.settings.temperature, -1)[:, :-1]
+    expected = torch.nn.functional.pad(p.square().sum(-1), (1, 0)).where(batch.response_mask, 0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_mismatch_is_not_taken_from_steps_after_the_first():
     batch, trained = make_batch(), policy(minibatches=2)
     odd = torch.arange(len(batch.advantages)) % 2 == 1

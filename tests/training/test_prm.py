@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain import registry
+from retrain.errors import StorageError
 from retrain.registry import find
 from retrain.storage import checkpoint
 from retrain.training import prm as prm_module
@@ -153,6 +154,13 @@ def test_gradient_is_that_of_the_literal_loss(kind, correct):
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
+def test_gradients_are_clipped_to_the_norm_of_their_own():
+    batch = judged()
+    metrics, found = caught_gradients(build(make_policy(), max_grad_norm=1e-3), batch)
+    assert metrics["prm/grad_norm"] > 0.1
+    assert torch.stack([value.norm() for value in found.values()]).norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
 def test_micro_batches_and_row_order_change_nothing():
     batch = judged()
     one, whole = caught_gradients(moved(build(make_policy(), loss="dpo"), batch), batch)
@@ -233,6 +241,13 @@ def test_experts_do_not_train_it():
     assert learn(with_experts, policy_rows.rows(torch.arange(8, 12))) == {}
 
 
+def test_without_an_opposite_there_is_nothing_to_compare():
+    prm, batch = build(make_policy(), loss="dpo"), judged(correct=[1, 1, 1, 1, 0, 0, 0, 0])
+    start = weights(prm.model)
+    assert learn(prm, batch) == {"prm/reward_mean": 0.0}
+    assert equal(weights(prm.model), start)
+
+
 def test_a_loss_that_is_not_finite_changes_nothing():
     prm, batch = build(make_policy()), judged()
     start = weights(prm.model)
@@ -266,6 +281,13 @@ def test_resume_is_bit_exact_through_a_checkpoint(lora, tmp_path):
     reports = [[learn(prm, batch) for batch in batches[2:]] for prm in (first, second)]
     assert reports[0] == reports[1]
     assert equal(weights(second.model), weights(straight.model))
+
+
+def test_resume_with_another_initial_model_is_refused():
+    one = build(make_policy())
+    other = build(TorchPolicy(make_model(seed=1), PolicySettings()))
+    with pytest.raises(StorageError, match="initial model changed"):
+        other.load_state_dict(one.state_dict())
 
 
 # With LoRA: two adapters, one base.
@@ -310,6 +332,20 @@ def test_scores_of_the_adapter_are_those_of_its_merged_weights():
     expected = 0.5 * (own_logprobs(merged, batch) - own_logprobs(make_model(), batch))
     torch.testing.assert_close(score(prm, batch), expected, rtol=1e-3, atol=1e-4)
     assert score(prm, batch).abs().max() > 0.01
+
+
+def test_saved_adapter_of_the_policy_is_its_own_alone(tmp_path):
+    import peft
+
+    policy, batch = make_policy({}), judged()
+    prm = moved(build(policy), batch)
+    policy.update(batch, make_objective())
+    policy.save_adapter(tmp_path)
+    assert not (tmp_path / "prm").exists()
+    loaded = peft.PeftModel.from_pretrained(make_model(), str(tmp_path)).base_model.model
+    expected = policy.logprobs(batch)["old_logprobs"]
+    torch.testing.assert_close(own_logprobs(loaded, batch), expected, rtol=1e-4, atol=1e-4)
+    assert prm.model.step == 2
 
 
 @pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])

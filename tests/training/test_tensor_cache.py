@@ -76,6 +76,14 @@ def test_failed_build_leaves_no_entry():
     assert not cached("warmup", FACTS, lambda: TENSORS)[1]
 
 
+def test_unwritable_cache_still_gives_the_tensors(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "file"))
+    built, hit = cached("warmup", FACTS, lambda: TENSORS)
+    assert not hit
+    assert same(built, TENSORS)
+
+
 def build_until_another_waits(log):
     waiting = log.with_suffix(".waiting")
 

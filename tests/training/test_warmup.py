@@ -79,6 +79,15 @@ def test_other_settings_are_computed_anew(loaded, change):
     assert not warm_start(loaded, PROBLEMS, dataclasses.replace(settings, **change), Watch())
 
 
+def test_other_texts_or_weights_are_computed_anew(loaded):
+    settings = dataclasses.replace(SETTINGS, steps=2)
+    start = weights(loaded)
+    warm_start(loaded, PROBLEMS, settings, Watch())
+    assert not warm_start(loaded, PROBLEMS, settings, Watch())  # it goes on from the weights it has
+    loaded.model.load_state_dict(start)
+    assert not warm_start(loaded, PROBLEMS[::-1], settings, Watch())
+
+
 def test_without_the_cache_the_result_is_the_same_and_the_global_generator_untouched(loaded):
     settings = dataclasses.replace(SETTINGS, steps=2)
     again = load_model("builtin:tiny", problems=PROBLEMS)
@@ -107,6 +116,13 @@ def test_loss_that_is_not_finite_ends_the_run_and_leaves_no_cache_entry(loaded):
     with pytest.raises(DivergedError, match="step 1 is not finite"):
         warm_start(loaded, PROBLEMS, settings, Watch())
     assert not list(cache_root().rglob("facts.json"))
+
+
+def test_demonstration_is_prompt_solution_and_end(loaded):
+    tokenizer = loaded.tokenizer
+    row, *_ = demonstrations(loaded.chat, PROBLEMS)
+    assert tokenizer.decode(row.prompt_ids) == "one?\n"
+    assert tokenizer.decode(row.ids[len(row.prompt_ids) :]) == "so one<eos>"
 
 
 def test_chat_model_is_shown_the_template_as_it_will_be_sampled(tmp_path):

@@ -26,7 +26,7 @@ from retrain.config.load import load
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.engines.vllm.weight_transfer import _Client
-from retrain.run.evaluate import evaluate
+from retrain.run.evaluate import measure
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume, run
 from retrain.system import http_client as http
@@ -431,7 +431,7 @@ def test_episodes_of_the_same_weights_are_equal_in_distribution_on_every_engine(
     def played(*overrides):
         parts = reopen(trained, overrides, lambda *_: None)
         try:
-            return evaluate(parts, 1)
+            return measure(parts, 1).row
         finally:
             parts.close()
 

@@ -31,7 +31,7 @@ _SEMANTIC = ("detector", ("semantic",))
 
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Yield findings on invalid grams, an unknown detector, and the embedder of "semantic"."""
+    """Yield findings on invalid grams, an unknown or unimportable detector, and the embedder of "semantic"."""
     grams, path, words = (params[key] for key in _GRAM_KEYS)
     key = "strategic_grams" if path is None else "strategic_grams_path"
     try:
@@ -41,7 +41,12 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     except ComponentError as error:
         yield Finding((key,), error.problem, error.fix)
     detector = params["detector"]
-    if detector not in _DETECTORS and not is_dotted(detector):
+    if is_dotted(detector):
+        try:
+            user_detector(detector, config.plugins.search_paths)
+        except ComponentError as error:
+            yield Finding(("detector",), error.problem, error.fix)
+    elif detector not in _DETECTORS:
         fix = did_you_mean(detector, _DETECTORS, f"use {', '.join(_DETECTORS)}, or a dotted path to your own")
         yield Finding(("detector",), f'there is no detector "{detector}"', fix)
     elif detector == "semantic":
@@ -50,20 +55,10 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield from check_embedder(params["embedder"])
 
 
-def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Yield a finding if the user's detector cannot be imported."""
-    try:
-        if is_dotted(params["detector"]):
-            user_detector(params["detector"], config.plugins.search_paths)
-    except ComponentError as error:
-        yield Finding(("detector",), error.problem, error.fix)
-
-
 @signal(
     "planning_mask",
     table="planning",
     check=_check,
-    check_code=_check_code,
     reaches={"embedder": "loads a sentence-transformer, whose files may name modules to import"},
     stored="planning",
     when={

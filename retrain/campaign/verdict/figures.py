@@ -106,19 +106,20 @@ def curves(results: Results) -> list[tuple[str, str, str]]:
     """Return the learning curves as (title, caption, chart).
 
     The first chart has the means of all conditions. Then follows a chart for each condition, with its runs, its
-    interval, and the baseline as a dashed line.
+    interval, and the baseline as a dashed line. A condition whose runs share fewer than two steps has no curve.
     """
-    means = {label: curve for label in results.conditions if (curve := mean_curve(list(results.done(label).values())))}
-    if not any(len(curve) > 1 for curve in means.values()):
+    found = {label: mean_curve(list(results.done(label).values())) for label in results.conditions}
+    means = {label: curve for label, curve in found.items() if len(curve) > 1}
+    if not means:
         return []
-    points = [point for cell in results.cells.values() if cell.done for point in cell.curve]
+    points = [point for label in means for cell in results.done(label).values() for point in cell.curve]
     axes = Axes(span([float(step) for step, _ in points]), *_values([y for _, y in points]))
     lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
-    found = [("All conditions", "mean over runs", svg(axes.draw() + lines + _tooltips(axes, means)))]
+    charts = [("All conditions", "mean over runs", svg(axes.draw() + lines + _tooltips(axes, means)))]
     for name, curve in means.items():
         runs = plural(len(results.done(name)), "run") + (", the baseline" if name == results.baseline else "")
-        found.append((name, runs, _panel(results, name, curve, means, axes)))
-    return found
+        charts.append((name, runs, _panel(results, name, curve, means, axes)))
+    return charts
 
 
 def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve], axes: Axes) -> str:

@@ -37,9 +37,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         credit.decoupled_rewards,
     ),
     "source": (credit.expert_rows, credit.own_rows, credit.stored_rollouts),
-    "optimizer": (sections.learning_rate, sections.schedule),
     "training": (sections.minibatches, sections.group_size, sections.micro_batch, sections.stop_when),
     "distributed": (sections.blocks,),
-    "warmup": (sections.warm_start,),
     "eval": (sections.eval_sets, sections.pass_at, sections.measured),
 }

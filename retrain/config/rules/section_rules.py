@@ -9,17 +9,15 @@ from typing import Literal
 
 from retrain import registry
 from retrain.config.resolve import Resolved, mixed_labels
-from retrain.config.schema import LORA_DEFAULTS, Config
+from retrain.config.schema import Config
 from retrain.config.sections.heldout import Eval
 from retrain.errors import did_you_mean, install
 from retrain.registry import Finding
 from retrain.system.files import expanded
-from retrain.system.model_paths import RANDOM_MODEL, problem_with, stored_config, stored_dtype
+from retrain.system.model_paths import problem_with, stored_config, stored_dtype
 
 _HIDDEN_LR = 1e-5
 """Below this rate rounding to bfloat16 hides most updates of a weight (docs/log.md, "What bfloat16 hides")."""
-_SMALL_LORA_LR = 1e-5
-"""Below this rate adapters of a pretrained model learn almost nothing (docs/log.md, "LoRA's learning rate")."""
 
 
 def model_path(config: Config, resolved: Resolved) -> Iterator[Finding]:
@@ -79,18 +77,15 @@ def _rounds(config: Config) -> bool:
     model = config.model
     if model.dtype == "float32" or stored_dtype(model.path) != "bfloat16":
         return False
-    return model.dtype == "bfloat16" or _multiplies_bfloat16(config.training.device)
+    if model.dtype == "bfloat16" or gpu_or_cpu(config.training.device) == "cuda":
+        return True
+    cpu = Path("/proc/cpuinfo")  # torch, whose `matmul_dtype` reads the same, is not imported
+    return cpu.is_file() and "avx512_bf16" in cpu.read_text(errors="replace")
 
 
 def gpu_or_cpu(device: str) -> Literal["cuda", "cpu"]:
     """Return the kind of device that `[training] device` means on this machine, without importing torch."""
     return "cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu"
-
-
-def _multiplies_bfloat16(device: str) -> bool:
-    """Return True if `[model] dtype = "auto"` means bfloat16 on this machine, without importing torch."""
-    flags = Path("/proc/cpuinfo").read_text(errors="replace") if Path("/proc/cpuinfo").is_file() else ""
-    return gpu_or_cpu(device) == "cuda" or "avx512_bf16" in flags
 
 
 def extras(config: Config, resolved: Resolved) -> Iterator[Finding]:
@@ -102,25 +97,6 @@ def extras(config: Config, resolved: Resolved) -> Iterator[Finding]:
     ):
         if used and importlib.util.find_spec(package) is None:
             yield Finding(path, f"{package} is not installed", install(extra))
-
-
-def learning_rate(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about a learning rate that is small for adapters; too large a one is the finding `too_far` of the run."""
-    lr, model = config.optimizer.lr, config.model
-    if model.path == RANDOM_MODEL or problem_with(model.path) or model.lora is None or lr >= _SMALL_LORA_LR:
-        return
-    problem = f"{lr:g} is small for adapters, which start at zero: they learn almost nothing"
-    fix = f"remove it, which sets {LORA_DEFAULTS['optimizer']['lr']:g}, or raise it"
-    yield Finding(("optimizer", "lr"), problem, fix, fatal=False)
-
-
-def schedule(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn if the run ends before the learning rate reaches its peak."""
-    warmup, training = config.optimizer.warmup_steps, config.training
-    updates = training.max_steps * training.epochs * training.minibatches
-    if 0 < updates <= warmup:
-        problem = f"the learning rate rises for {warmup} optimizer steps, and the run has {updates}"
-        yield Finding(("optimizer", "warmup_steps"), problem, f"use fewer than {updates}", fatal=False)
 
 
 def blocks(config: Config, resolved: Resolved) -> Iterator[Finding]:
@@ -179,14 +155,6 @@ def stop_when(config: Config, resolved: Resolved) -> Iterator[Finding]:
         yield Finding(path, "needs exactly one of above, below and patience", fix)
     elif stop.patience and "rows" in stop.model_fields_set:
         yield Finding((*path, "rows"), "has no effect with patience, which counts values itself", "remove rows")
-
-
-def warm_start(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn if the warm start ends before its learning rate reaches its peak."""
-    warmup = config.warmup
-    if warmup.steps and warmup.warmup_steps >= warmup.steps:
-        problem = f"the learning rate rises for {warmup.warmup_steps} of {warmup.steps} steps"
-        yield Finding(("warmup", "warmup_steps"), problem, "use about a tenth of steps", fatal=False)
 
 
 def truncation(config: Config, resolved: Resolved) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from retrain.config.positions import Path
 from retrain.config.resolve import Resolved, Slot
 from retrain.config.schema import Config
 from retrain.errors import ConfigProblem
-from retrain.registry import Bound, Component, Finding, is_dotted
+from retrain.registry import Bound, Finding, is_dotted
 
 Reason = tuple[str, str]
 """(problem, fix), the texts of an error message."""
@@ -56,18 +56,13 @@ def judged(
     """
     ordered = sorted(unread, key=lambda row: (row[1].line, row[1].column))
     asked = [(path, one) for path, one in ordered if not (overridden and one.line)]
-    odd = [one for path, one in asked if one.problem == _NOTHING and _is_shown(path)]
-    return [one for _, one in asked if one not in odd], odd
-
-
-def _is_shown(path: Path) -> bool:
-    """Return True if a plug-in can read the key, or a column that depends on it, through its argument `ctx`.
-
-    These columns are the planning mask and SEPA's pooling weight.
-    """
+    if not asked:
+        return [], []
+    # `ctx` shows these keys, and the planning mask and SEPA's pooling weight, which depend on keys of signals.
     signals = [one.table for one in registry.components("signal") if one.name in CONTEXT_READS]
     shown = [(registry.find("transform", name).table, key) for name, key in CONTEXT_PARAMETERS.values()]
-    return path[0] in signals or path in shown
+    odd = [one for path, one in asked if one.problem == _NOTHING and (path[0] in signals or path in shown)]
+    return [one for _, one in asked if one not in odd], odd
 
 
 def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> Iterator[Finding]:
@@ -106,7 +101,9 @@ def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]
     """Return the reason why nothing reads `[name] key`; None if a component reads it."""
     why: list[Reason] = []
     for one, entry in readers:
-        if one.component.table == name and (one.component.takes({key: None}) or key in _serve_keys(one.component)):
+        component = one.component
+        served = registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
+        if component.table == name and (component.takes({key: None}) or key in served):
             reason = _switched_off(one, key)
             if key in entry:
                 reason = f'the entry that names "{one.name}" sets it as well', "keep one of the two"
@@ -114,11 +111,6 @@ def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]
                 return None
             why.append(reason)
     return why[0] if why else (_NOTHING, _fix(name, key))
-
-
-def _serve_keys(component: Component) -> tuple[str, ...]:
-    """Return the keys of an engine's table that only `retrain serve` reads; () for other components."""
-    return registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
 
 
 def _switched_off(one: Bound, key: str) -> Reason | None:
@@ -133,7 +125,7 @@ def _switched_off(one: Bound, key: str) -> Reason | None:
 
 def _fix(name: str, key: str) -> str:
     """Return a fix that names the components that read the key."""
-    from retrain.config.aliases import aliases
+    from retrain.config.mistakes import aliases
 
     if advice := aliases()["unread"].get(f"{name}.{key}"):
         return advice

@@ -183,18 +183,20 @@ def audit(
         UserCodeError: a replayed episode of an environment differs from the recorded one.
     """
     if context.env_pool is not None:
-        context = replace(context, resources={**context.resources, "continue_from": ContinuedEpisodes(context)})
-    wanted = dict.fromkeys([BASELINE, *(names or (*DEFAULT_METHODS, own_method(context.components)))])
+        resources = {**context.trained.resources, "continue_from": ContinuedEpisodes(context)}
+        context = replace(context, trained=replace(context.trained, resources=resources))
+    trained = context.trained
+    wanted = dict.fromkeys([BASELINE, *(names or (*DEFAULT_METHODS, own_method(trained.components)))])
     methods = {name: Method(context, name) for name in wanted if name != ORACLE}
-    sampler, reduction = BatchSampler(context, continuations), policy_reduction(context.objective)
+    sampler, reduction = BatchSampler(context, continuations), policy_reduction(trained.objective)
     found, began = list[MeasuredBatch](), time.monotonic()
     for index in range(batches):
         found.append(sampler.batch(index))
         progress(_progress_line(f"sampled continuations of batch {index + 1}/{batches}", began, index + 1, batches))
-    reliability, verdicts = judge(found, methods, context.policy.gradient, reduction, progress)
+    reliability, verdicts = judge(found, methods, trained.policy.gradient, reduction, progress)
     where = _where([one.first for one in found], [one.second for one in found], found)
     shown = sampler.shown(found[0], methods)
-    return Audit(str(run), context.steps, reliability, verdicts, where, shown, sampler.tokens, batches, continuations)
+    return Audit(str(run), trained.steps, reliability, verdicts, where, shown, sampler.tokens, batches, continuations)
 
 
 def _progress_line(text: str, began: float, done: int, total: int) -> str:
@@ -222,12 +224,12 @@ class BatchSampler:
 
     def __init__(self, context: RunContext, continuations: int) -> None:
         self._context, self._count = context, continuations
-        self._continue: Continue = context.resources["continue_from"]
-        self._text = TokenText(context.loaded.tokenizer)
-        planning = context.components.signal("planning_mask")
+        self._continue: Continue = context.trained.resources["continue_from"]
+        self._text = TokenText(context.trained.loaded.tokenizer)
+        planning = context.trained.components.signal("planning_mask")
         assert planning is not None, "planning_mask is a component of this package"
-        self._planning = planning.build(context.resources)
-        self._cursor, self.tokens = context.steps * context.prompts, 0
+        self._planning = planning.build(context.trained.resources)
+        self._cursor, self.tokens = context.trained.steps * context.prompts, 0
         self.rollouts: list[Rollout] = []
 
     def batch(self, index: int) -> MeasuredBatch:
@@ -237,7 +239,7 @@ class BatchSampler:
         training.
         """
         context = self._context
-        seed = derive_seed(context.config.training.seed, "audit", context.steps, index)
+        seed = derive_seed(context.config.training.seed, "audit", context.trained.steps, index)
         first_group = index * context.prompts  # a group has one number in all batches, which `record` needs
         rollouts, problems, self._cursor = sampled(context, self._cursor, context.prompts, seed, first_group)
         kept = valid_rows(rollouts)
@@ -246,8 +248,8 @@ class BatchSampler:
         if isinstance(self._continue, ContinuedEpisodes):
             self._continue.record(kept, seed)
         self.rollouts = self.rollouts or kept
-        batch = context.layout.batch(kept, context.steps).replace(problems=problems)
-        columns = context.policy.logprobs(batch, sorted(POLICY_COLUMNS))
+        batch = context.layout.batch(kept, context.trained.steps).replace(problems=problems)
+        columns = context.trained.policy.logprobs(batch, sorted(POLICY_COLUMNS))
         planning, _ = self._planning(batch.input_ids, batch.response_mask)
         first, second, values = self._true_advantages(batch, self._count, seed)
         batch = batch.replace(**columns, planning_mask=planning, token_values=values)
@@ -359,8 +361,8 @@ def judge(
     base, best = quality[BASELINE].effective_snr, quality[ORACLE].effective_snr
     verdicts = {
         name: Verdict(
-            Figure.of(G.ratio_interval(one.effective_snr / base, quantile), least=0.0),
-            Figure.of(G.ratio_interval(one.effective_snr / best, quantile), least=0.0),
+            Figure.of(G.log_interval(one.effective_snr / base, quantile), least=0.0),
+            Figure.of(G.log_interval(one.effective_snr / best, quantile), least=0.0),
             Figure.of(G.interval(one.bias, quantile), 0.0, 2.0),
             Figure.of(G.interval(one.noise, quantile), least=0.0),
             *others[name],

@@ -86,7 +86,7 @@ def interval(estimates: Float[Tensor, "*R C"], quantile: float) -> Float[Tensor,
     return torch.stack([value, value - error, value + error], -1)
 
 
-def ratio_interval(estimates: Float[Tensor, "*R C"], quantile: float) -> Float[Tensor, "*R 3"]:
+def log_interval(estimates: Float[Tensor, "*R C"], quantile: float) -> Float[Tensor, "*R 3"]:
     """Jackknife interval of a positive ratio, computed for its logarithm; without logarithm where an estimate is 0.
 
     Args:

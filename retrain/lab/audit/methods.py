@@ -45,15 +45,15 @@ class Method:
 
     def __init__(self, context: RunContext, name: str) -> None:
         config = context.config
-        chain = chain_of(context.components, name.split("+"), config.plugins.search_paths)
-        own = context.components.stages()
+        chain = chain_of(context.trained.components, name.split("+"), config.plugins.search_paths)
+        own = context.trained.components.stages()
         stages = replace(own, advantage=chain[0], transforms=chain[1], algorithm=chain[2], observed=())
         if (own.advantage, own.transforms, own.algorithm) == chain:
-            self._pipeline = context.pipeline
+            self._pipeline = context.trained.pipeline
         else:
-            self._pipeline = Pipeline.resolve(stages, context.components.signal, SHARED_COLUMNS)
-            self._pipeline.build(context.resources)
-        restored = context.pipeline.stateful
+            self._pipeline = Pipeline.resolve(stages, context.trained.components.signal, SHARED_COLUMNS)
+            self._pipeline.build(context.trained.resources)
+        restored = context.trained.pipeline.stateful
         self._states: dict[str, State] = {
             name: copy.deepcopy(restored.get(name, part).state_dict()) for name, part in self._pipeline.stateful.items()
         }

@@ -47,7 +47,7 @@ def audit(  # noqa: PLR0913 - the options of the command
 
     found: list[Audit] = []
     for place, trained in _places(run, step, every):
-        context = reopen(place, overrides or (), only_warnings, trust=trust, trained=trained)
+        context = reopen(place, overrides or (), only_warnings, "all" if trained else "initial", trust=trust)
         from retrain.lab.audit.credit_audit import audit as judge
 
         try:

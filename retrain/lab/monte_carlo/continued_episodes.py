@@ -100,7 +100,7 @@ class ContinuedEpisodes:
             for request, (episode, last) in zip(requests, recorded, strict=True)
             for stream, turn in _turns(request, episode, last, self._names[episode.environment])
         }
-        sampling = train_sampling(context.config, context.loaded, self._recorded[groups[0]][1])
+        sampling = train_sampling(context.config, context.trained.loaded, self._recorded[groups[0]][1])
         runner = EpisodeRunner(sampler, context.chat, sampling, self._pool)
         rollouts = runner.roll([problems[one.group] for one in prefixes], requests)
         for number, rollout in enumerate(rollouts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,21 +15,26 @@ from retrain.types import Prefix, Request, Rollout, Turn
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retrain.run.run_context import RunContext
+    from retrain.config.schema import Config
+    from retrain.protocols import Sampler
+    from retrain.rewards.pool import RewardPool
     from retrain.training.chat import RenderedPrompt
+    from retrain.training.model.loading import Loaded
 
 
 class Continuations:
     """Samples continuations with the run's engine and scores them with the run's rewards.
 
-    It implements the `continue_from` resource that credit components may ask for.
-
-    Attributes:
-        context: weak reference to the run's context, set once the run is built. A strong one would
-            be a reference cycle, because the context's resources hold this object.
+    It implements the `continue_from` resource that credit components may ask for. Components are built before the
+    engine, so `begin` passes engine and rewards later.
     """
 
-    context: Callable[[], RunContext | None] = staticmethod(lambda: None)
+    def __init__(self) -> None:
+        self._parts: tuple[Config, Loaded, Sampler, RewardPool] | None = None
+
+    def begin(self, config: Config, loaded: Loaded, sampler: Sampler, pool: RewardPool) -> None:
+        """Continue with this engine and these rewards from now on."""
+        self._parts = config, loaded, sampler, pool
 
     def __call__(
         self, problems: Mapping[int, RenderedPrompt], prefixes: Sequence[Prefix], count: int, seed: int
@@ -49,21 +54,17 @@ class Continuations:
             ComponentError: the run has no engine yet, or its episodes come from an environment or a
                 served program.
         """
-        context = self.context()
-        if context is None or context.env_pool is not None or context.source is not None:
-            what = (
-                "no engine has been built"
-                if context is None
-                else "an environment or a served program takes part in the episodes"
-            )
+        if self._parts is None or not problems.keys() >= {one.group for one in prefixes}:
+            what = "an environment or a served program takes part in the episodes, or no engine has been built"
             problem = f"cannot continue completions from a prefix: {what}"
             raise ComponentError(problem, "use other credit")
-        limit = context.config.training.max_tokens
+        config, loaded, sampler, pool = self._parts
+        limit = config.training.max_tokens
         requests = [Request(one.ids, count, limit - one.sampled, stream) for stream, one in enumerate(prefixes)]
         groups = {group: place for place, group in enumerate(sorted({one.group for one in prefixes}))}
         rendered = [problems[group] for group in groups]
         seed = derive_seed(seed, *(problem.id for problem, _ in rendered))  # each batch draws its own
-        sampled = context.sampler.sample(requests, train_sampling(context.config, context.loaded, seed))
+        sampled = sampler.sample(requests, train_sampling(config, loaded, seed))
         known: dict[tuple[int, tuple[int, ...]], int] = {}
         rollouts: list[Rollout] = []
         places: list[int] = []
@@ -73,9 +74,9 @@ class Continuations:
                 if (group, ids) not in known:
                     known[group, ids] = len(rollouts)
                     turn = Turn(0, len(ids), completion.finish_reason, completion.weights_version)
-                    rollouts.append(context.chat.rollout(rendered[group], group, ids, [0.0] * len(ids), [turn]))
+                    rollouts.append(loaded.chat.rollout(rendered[group], group, ids, [0.0] * len(ids), [turn]))
                 places.append(known[group, ids])
-        rewards = [one.reward for one in score(context.chat, context.pool, rendered, rollouts, limit)]
+        rewards = [one.reward for one in score(loaded.chat, pool, rendered, rollouts, limit)]
         values = torch.tensor([float("nan") if reward is None else reward for reward in rewards])
         tokens = sum(len(completion.ids) for completions in sampled for completion in completions)
         return values[torch.tensor(places)].view(len(prefixes), count), tokens

@@ -92,10 +92,10 @@ class ContinuousCollector(Collector):
         self._thread = self._new_thread()
         self._scoring = ThreadPoolExecutor(_SCORING_THREADS, "scoring", self._stop.adopt)
         seed = derive_seed(context.config.training.seed, "continuous")
-        sampling = train_sampling(context.config, context.loaded, seed)
+        sampling = train_sampling(context.config, context.trained.loaded, seed)
         self._runner = EpisodeRunner(context.sampler, self._mine.chat, sampling, context.env_pool)
         self._greedy: EpisodeRunner | None = None
-        if "greedy_rewards" in context.pipeline.reads:
+        if "greedy_rewards" in context.trained.pipeline.reads:
             self._greedy = EpisodeRunner(context.sampler, self._mine.chat, greedy_sampling(context), context.env_pool)
         self._restore((saved or {}).get(_GROUPS, {}))
         self._last = time.perf_counter()
@@ -221,9 +221,9 @@ class ContinuousCollector(Collector):
                 if self._signal.requested:
                     until = until or time.monotonic() + self._settings.drain_timeout_s
                     if time.monotonic() > until or len(self._complete) == len(self._pending):
-                        raise EngineError(
-                            f"step {step} has {len(self._complete)} of {prompts} groups{self._abandoned()}"
-                        )
+                        ready, begun = len(self._complete), len(self._pending)
+                        left = f"{begun - ready} incomplete groups are abandoned, and sampled again"
+                        raise EngineError(f"step {step} has {ready} of {prompts} groups; {left}")
                 self._changed.wait(_POLL_S)
             groups = [self._complete.popleft() for _ in range(prompts)]
             for group in groups:
@@ -231,9 +231,6 @@ class ContinuousCollector(Collector):
         numbered = list(enumerate(groups, first))
         rollouts = [replace(one, group=number) for number, group in numbered for one in group.rollouts]
         return rollouts, {number: group.rendered for number, group in numbered}, self.cursor
-
-    def _abandoned(self) -> str:
-        return f"; {len(self._pending) - len(self._complete)} incomplete groups are abandoned, and sampled again"
 
     def _error(self) -> BaseException | None:
         """Return the error that ended the sampling; None while sampling continues."""

@@ -39,29 +39,22 @@ def sampled(
     training = context.config.training
     rendered, after = next_problems(context, cursor, prompts)
     requests = requests_for(rendered, training.group_size, training.max_tokens)
-    rollouts = roll(context, rendered, requests, train_sampling(context.config, context.loaded, seed), first)
+    rollouts = roll(context, rendered, requests, train_sampling(context.config, context.trained.loaded, seed), first)
     rollouts = score(context.chat, context.pool, rendered, rollouts, training.max_tokens)
-    if "greedy_rewards" in context.pipeline.reads:
-        rollouts = _against_greedy(context, rendered, rollouts, first)
+    if "greedy_rewards" in context.trained.pipeline.reads:
+        single = requests_for(rendered, 1, training.max_tokens)
+        best = roll(context, rendered, single, greedy_sampling(context), first)
+        rollouts = with_greedy(rollouts, score(context.chat, context.pool, rendered, best, training.max_tokens))
     return rollouts, dict(enumerate(rendered, first)), after
 
 
 def next_problems(context: RunContext, cursor: int, count: int) -> tuple[list[RenderedPrompt], int]:
     """Return the next problems whose prompts fit the run's limits, and the new cursor; see `draw`."""
     training = context.config.training
-    left, most = positions(context.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf")
+    left = positions(context.trained.loaded.model) - training.max_tokens
+    most = training.max_prompt_tokens or float("inf")
     limit = "[training] max_prompt_tokens allows" if most <= left else "max_tokens leaves of the model's positions"
     return draw(context.task, context.chat, min(left, most), cursor, count, limit)
-
-
-def _against_greedy(
-    context: RunContext, rendered: Sequence[RenderedPrompt], rollouts: list[Rollout], first: int
-) -> list[Rollout]:
-    """Sample a greedy completion of every prompt, and return the rollouts with its reward."""
-    most = context.config.training.max_tokens
-    sampling = greedy_sampling(context)
-    answers = roll(context, rendered, requests_for(rendered, 1, most), sampling, first)
-    return with_greedy(rollouts, score(context.chat, context.pool, rendered, answers, most))
 
 
 def with_greedy(rollouts: Sequence[Rollout], greedy: Sequence[Rollout]) -> list[Rollout]:
@@ -128,7 +121,7 @@ def draw(
 
 def greedy_sampling(context: RunContext) -> Sampling:
     """Return the sampling settings of the greedy completions that credit compares with."""
-    return replace(train_sampling(context.config, context.loaded, 0), temperature=0.0)
+    return replace(train_sampling(context.config, context.trained.loaded, 0), temperature=0.0)
 
 
 def train_sampling(config: Config, loaded: Loaded, seed: int) -> Sampling:

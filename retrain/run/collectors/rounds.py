@@ -11,13 +11,11 @@ from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collectors.rollout_metrics import added, rollout_metrics, solved
 from retrain.run.collectors.rollouts import sampled, valid_rows
-from retrain.run.collectors.row_sources import AddedRows, rows_of_sources
-from retrain.run.run_context import EpisodeSource, RunContext
+from retrain.run.run_context import RunContext
 from retrain.training.chat import RenderedPrompt
 from retrain.types import Batch, ExpertRow, Metrics, Rollout, State
 
 if TYPE_CHECKING:
-    from retrain.algorithms.graph.pipeline import Pipeline
     from retrain.training.layout import Layout
 
 
@@ -87,12 +85,17 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
         step: number of the step that trains on the rollouts, from 0.
         cursor: index of the task's next unused problem.
         sample: gives the scored groups of a round; None: `sampled`.
+    Raises:
+        ComponentError: credit assignment reads greedy completions, which a served program does not provide.
     """
     rollout, sample = context.config.rollout, sample or partial(sampled, context)
     rounds: list[_Round] = []
     missing, first = context.prompts if context.source is None else 0, 0
     if context.source is not None:
-        rollouts = _episodes_of(context.pipeline, context.source)
+        if "greedy_rewards" in context.trained.pipeline.reads:
+            problem = "credit assignment needs greedy completions, and a served program samples none"
+            raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
+        rollouts = context.source.rollouts()
         rounds = [_filtered(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
         seed = derive_seed(context.config.training.seed, "sampling", step, len(rounds))
@@ -101,7 +104,7 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
         missing -= len({one.group for one in rounds[-1].kept})
         first += len({one.group for one in rounds[-1].rollouts})
     rollouts = [one for part in rounds for one in part.rollouts]
-    brought = _with_sources(context, step, rounds, rollouts)
+    stored, experts, reported = _with_sources(context, step, rounds, rollouts) if context.row_sources else ([], [], {})
     kept = [one for part in rounds for one in part.kept]
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
     metrics |= context.sampler.metrics()
@@ -109,50 +112,43 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
         metrics |= context.ranks.rollouts.on_rank0(context.env_pool.metrics)
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     # Not between rounds: the problems of a step depend on earlier steps only.
-    metrics |= brought.metrics | context.task.learn(solved(rollouts))
+    metrics |= reported | context.task.learn(solved(rollouts))
     problems = {group: rendered for part in rounds for group, rendered in part.problems.items()}
-    rows = bool(kept or brought.experts)
-    batch = context.layout.batch(kept, step, brought.experts).replace(problems=problems) if rows else None
+    rows = bool(kept or experts)
+    batch = context.layout.batch(kept, step, experts).replace(problems=problems) if rows else None
     train = {*map(id, kept)}
     return Collection(
         step=step,
         rollouts=rollouts,
-        experts=brought.experts,
+        experts=experts,
         batch=batch,
         kept=[index for index, one in enumerate(rollouts) if id(one) in train],
         cursor=rounds[-1].cursor,
         metrics=metrics,
         dropped=added(part.dropped for part in rounds),
-        stored=brought.stored,
+        stored=stored,
     )
 
 
-def _with_sources(context: RunContext, step: int, rounds: list[_Round], rollouts: Sequence[Rollout]) -> AddedRows:
+def _with_sources(
+    context: RunContext, step: int, rounds: list[_Round], rollouts: Sequence[Rollout]
+) -> tuple[list[Rollout], list[ExpertRow], Metrics]:
     """Apply the sources to the rounds of a step.
 
     The filter drops groups of stored rollouts as well. Their round is appended to `rounds`.
+
+    Returns:
+        The stored rollouts and the expert rows that sources added, and their metrics.
     """
-    if not context.row_sources:
-        return AddedRows(set(), [], [], {})
+    from retrain.run.collectors.row_sources import rows_of_sources
+
     found = rows_of_sources(context, step, rollouts)
     for part in rounds:
         part.kept = [one for one in part.kept if one.group not in found.left_out]
     if not found.stored:
-        return found
+        return [], found.experts, found.metrics
     rounds.append(_filtered(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
-    return found._replace(stored=rounds[-1].kept)
-
-
-def _episodes_of(pipeline: Pipeline, source: EpisodeSource) -> list[Rollout]:
-    """Return the episodes that the source provides for a step.
-
-    Raises:
-        ComponentError: credit assignment reads greedy completions, which a source does not provide.
-    """
-    if "greedy_rewards" in pipeline.reads:
-        problem = "credit assignment needs greedy completions, and a served program samples none"
-        raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
-    return source.rollouts()
+    return rounds[-1].kept, found.experts, found.metrics
 
 
 @dataclass
@@ -188,7 +184,7 @@ def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
     Nothing is dropped if the filter reads credit and `[rollout] resample` is off. With `resample` such
     a filter gets the round's own credit, from the state that components have after the last step.
     """
-    pipeline = context.pipeline
+    pipeline = context.trained.pipeline
     if found.kept and (context.config.rollout.resamples or pipeline.judges_rollouts):
         batch = context.layout.batch(found.kept, step).replace(problems=found.problems)
         if not pipeline.judges_rollouts:
@@ -200,5 +196,5 @@ def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
 
 def scored_by_policy(context: RunContext, batch: Batch) -> Batch:
     """Return the batch with the policy's log-probs and entropies that signals read, if there are any."""
-    columns = sorted(context.pipeline.policy_columns)
-    return batch.replace(**context.policy.logprobs(batch, columns)) if columns else batch
+    columns = sorted(context.trained.pipeline.policy_columns)
+    return batch.replace(**context.trained.policy.logprobs(batch, columns)) if columns else batch

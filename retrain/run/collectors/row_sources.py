@@ -82,7 +82,7 @@ def check_source_rows(context: RunContext, call: Call, given: Sequence[Rollout],
             raise call.fail(
                 f"take returned {count} of the {whole[group]} rollouts of group {group}; return all or none"
             )
-    brings = source_kind.traits_of(context.components.sources[call.name].component).brings
+    brings = source_kind.traits_of(context.trained.components.sources[call.name].component).brings
     prompts = dict[int, tuple[int, ...]]()
     for row in rows:
         if not isinstance(row, int) and (wrong := _misfit(context, row, brings, prompts)):
@@ -100,13 +100,14 @@ def _misfit(
     """
     is_expert = isinstance(row, ExpertRow)
     ids = row.ids if is_expert else (*row.prompt_ids, *row.completion_ids)
-    limit, words = positions(context.loaded.model), context.loaded.vocabulary
+    model = context.trained.loaded
+    limit, words = positions(model.model), model.vocabulary
     if len(ids) > limit or max(ids) >= words:
         return f"it does not fit the model, which has {limit} positions and {words} token ids"
     if (kind := "expert" if is_expert else "rollouts") not in brings:
         return f'its decorator must declare "{kind}" in brings to add such rows'
     if is_expert:
-        trained = "expert" in context.objective.sources
+        trained = "expert" in context.trained.objective.sources
         return "" if trained else 'no loss term trains on expert rows; add [[loss]] name = "sft"'
     if prompts.setdefault(row.group, row.prompt_ids) != row.prompt_ids:
         return f"group {row.group} has two prompts; give each prompt its own group"

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -95,11 +94,8 @@ class Collector:
         self._stop, self._signal = StopFlag(), stop
         if context.config.rollout.overlap:
             self._mine = self._with_own_tokenizer()
-            waiting: Any = (saved or {}).get(_AHEAD, ())
-            # Older versions stored at most one such batch, without a list around it.
-            self._ahead.extend(
-                Collection.restored(context.layout, one) for one in ([waiting] if "step" in waiting else waiting)
-            )
+            waiting = (saved or {}).get(_AHEAD, ())
+            self._ahead.extend(Collection.restored(context.layout, one) for one in waiting)
             self._thread = self._new_thread()
 
     def _with_own_tokenizer(self) -> RunContext:

@@ -16,9 +16,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from retrain.errors import EngineError
 from retrain.protocols import Ranks, Shards
 from retrain.training.distributed.sharded_tensors import device_of, full
-from retrain.training.model.loading import ParameterReader, fill, parameter_names
+from retrain.training.model.loading import fill, parameter_names
 from retrain.training.settings import PolicySettings
-from retrain.weights import LazyWeights
+from retrain.weights import LazyWeights, ParameterReader
 
 
 class Replicated(Shards):

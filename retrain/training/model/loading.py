@@ -1,60 +1,33 @@
-"""Load and save models and tokenizers: built-in ones, directories and the Hugging Face hub."""
+"""A model with its tokenizer, ready to train: loaded or built in, and saved."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import disable_progress_bars
-from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from retrain.errors import ComponentError, StorageError
+from retrain.errors import ComponentError
 from retrain.functional.seeds import digest_of
-from retrain.system.files import check_sums, expanded, writing
-from retrain.system.model_paths import RANDOM_MODEL, model_location, packaged, problem_with
+from retrain.system.files import writing
+from retrain.system.model_paths import RANDOM_MODEL
 from retrain.training.chat import Chat, TemplateMode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 from retrain.types import Problem
-from retrain.weights import LazyWeights
-
-ParameterReader = Callable[[str], Tensor]
-"""Reads the full tensor of a parameter by its name.
-
-If weights are sharded, all ranks must read the same ones in the same order.
-"""
+from retrain.weights import LazyWeights, ParameterReader
 
 _CIRCUMSTANCES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 """Keys of a config.json that do not change the model's results."""
-_KERNELS = (
-    None,
-    "eager",
-    "sdpa",
-    "flex_attention",
-    "flash_attention_2",
-    "flash_attention_3",
-    "grouped_mm",
-    "batched_mm",
-)
-"""Attention implementations of transformers itself or of packages that the user installs."""
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Keys of a generation_config that are kept if it is invalid."""
 
@@ -163,127 +136,10 @@ def load_model(
     """
     if path == RANDOM_MODEL:
         return _random(problems, dtype)
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    place = _checked(path)
-    try:
-        if not trust_remote_code:
-            _refuse_kernels(path, PreTrainedConfig.get_config_dict(place, revision=revision)[0])
-        tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
-        if empty and (found := _empty(place, dtype, options)) is not None:
-            return replace(_ready(found[0], tokenizer, path), source=found[1])
-        loading: Any = AutoModelForCausalLM.from_pretrained
-        model, report = loading(place, dtype=getattr(torch, dtype), output_loading_info=True, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise _explained(path, error) from error
-    except Exception as error:  # safetensors has its own class for truncated or altered files
-        if type(error).__module__.split(".")[0] not in {"safetensors_rust", "safetensors", "builtins", "_pickle"}:
-            raise
-        why = str(error).partition(". ")[0]  # torch then suggests an unsafe way to load pickles
-        raise StorageError(f"{path}: the weights cannot be read ({why}); copy or download the model again") from error
-    _store_tie(model)
-    if report["missing_keys"]:
-        # transformers only warns, and uses random numbers.
-        raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
-    return _ready(model, tokenizer, path)
+    from retrain.training.model.pretrained import read
 
-
-def _store_tie(model: PreTrainedModel) -> None:
-    """Write into the config if embedding and head share their weights.
-
-    A file may hold a head of its own although its config calls it tied. transformers then keeps both, and the next
-    program that loads the saved model would drop the trained head.
-    """
-    embedding: Any = model.get_input_embeddings()
-    head: Any = model.get_output_embeddings()
-    if embedding is not None and head is not None:
-        tied = head.weight is embedding.weight
-        for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
-            config.tie_word_embeddings = tied
-
-
-def stored_weights(path: str, held: torch.dtype, **options: Any) -> Mapping[str, Tensor] | None:
-    """Return a model's stored weights in float32; None if the weights in memory are the same.
-
-    Args:
-        held: dtype of the weights in memory.
-        options: see `load_model`.
-    """
-    place = model_location(path)
-    config: Any = AutoConfig.from_pretrained(place, **options)
-    if held in (torch.float32, config.dtype):
-        return None
-    return load_model(path, **options).model.state_dict()
-
-
-def _checked(path: str) -> str:
-    """Check a model's files against their hashes, if there are any, and return its location."""
-    if problem := problem_with(path):
-        raise ComponentError(*problem)
-    location, model = model_location(path), packaged(path)
-    check_sums(Path(location), "export the model again" if model is None else f"run `retrain model fetch {model.name}`")
-    return location
-
-
-def _refuse_kernels(path: str, config: Mapping[str, Any]) -> None:
-    """Raise ComponentError if a config.json names code on the hub, which transformers would run."""
-    for key, value in config.items():
-        if isinstance(value, Mapping) and not key.endswith("_implementation"):
-            _refuse_kernels(path, value)
-        for name in value.values() if isinstance(value, Mapping) else [value]:
-            if key.strip("_").endswith(("_implementation", "_implementation_internal")) and name not in _KERNELS:
-                raise ComponentError(
-                    f'{path}: its config.json sets {key} = "{name}", which is code from the hub',
-                    "read it, then set [model] trust_remote_code = true; or remove the key",
-                )
-
-
-def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, ParameterReader] | None:
-    """Build a model on the meta device, and return it with a reader of its values.
-
-    Returns None if the files have other parameter names or shapes.
-    """
-    config: Any = AutoConfig.from_pretrained(path, **options)
-    kind: Any = AutoModelForCausalLM
-    with _without_values():
-        made = kind.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=options["trust_remote_code"])
-    with suppress(OSError):  # a model may have no generation_config
-        made.generation_config = GenerationConfig.from_pretrained(path, revision=options["revision"])
-    local, patterns = expanded(path), ["*.safetensors", "*.json"]
-    folder = local if local.is_dir() else snapshot_download(path, revision=options["revision"], allow_patterns=patterns)
-    files: dict[str, Path] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            names = list(opened.keys())
-            files |= dict.fromkeys(names, file)
-            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
-
-    def source(name: str) -> Tensor:
-        with safe_open(files[name], "pt") as opened:
-            return opened.get_tensor(name)
-
-    own = {name: p for name, p in made.named_parameters()}
-    # A file may hold a tied parameter under both names, with different values: `load_model` compares them.
-    twice = any(name in shapes and name not in own for name, _ in made.named_parameters(remove_duplicate=False))
-    fits = not twice and all(shapes.get(name) == tuple(p.shape) for name, p in own.items())
-    return (made, source) if fits else None
-
-
-@contextmanager
-def _without_values() -> Generator[None]:
-    """Create parameters on the meta device inside this block, but buffers with their values."""
-    register = nn.Module.register_parameter
-
-    def empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:  # a meta parameter is tied to an earlier one
-            param = nn.Parameter(param.to("meta"), param.requires_grad)
-        register(self, name, param)
-
-    nn.Module.register_parameter = empty
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register
+    model, tokenizer, source = read(path, revision, dtype, trust_remote_code, empty)
+    return replace(_ready(model, tokenizer, path), source=source)
 
 
 def _random(problems: Iterable[Problem], dtype: str) -> Loaded:
@@ -306,27 +162,6 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     for p in model.parameters():
         p.data = p.data.to(dtype)
     return model
-
-
-def _explained(path: str, error: Exception) -> ComponentError | StorageError:
-    """Convert an error of transformers into one line with a fix."""
-    text = " ".join(str(error).split())
-    first = text[:300]
-    if "trust_remote_code" in text:
-        return ComponentError(
-            f"{path} needs its own Python code", "read that code, then set [model] trust_remote_code = true"
-        )
-    if any(sign in text for sign in ("offline", "couldn't connect", "Max retries", "Connection", "resolve")):
-        return StorageError(
-            f"there is no directory {path}, and the hub cannot be reached ({first}); set [model] path to a directory"
-        )
-    if any(sign in text for sign in ("not a valid model identifier", "not a local folder", "gated", "404", "401")):
-        problem = f"there is no directory {path}, and no such model on the hub ({first})"
-        return ComponentError(problem, "check the name, revision and access")
-    if isinstance(error, (OSError, RuntimeError)):
-        return StorageError(f"{path}: the model cannot be read ({first})")
-    problem = f"{path} cannot be loaded as a causal language model ({first})"
-    return ComponentError(problem, "use an architecture that transformers supports")
 
 
 def _ready(model: PreTrainedModel, tokenizer: Any, name: str) -> Loaded:
@@ -389,15 +224,6 @@ def save_model(
             config.dtype = kind
             config.save_pretrained(directory)
         tokenizer.save_pretrained(str(directory))
-
-
-def is_here(path: str, revision: str | None) -> bool:
-    """Return True if a model is in this directory or in the hub's local cache, without a request."""
-    if (Path(model_location(path)) / "config.json").is_file():
-        return True
-    with suppress(ValueError):  # a deleted directory may not be a valid hub name
-        return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
-    return False
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from retrain import TransformOutput, compute_composable_advantages
@@ -75,6 +77,20 @@ def test_plug_ins_by_dotted_path(tmp_path, monkeypatch):
     assert result.token_advs == [[13.0] * 3, [10.0], [13.0] * 2, [13.0] * 2]
     assert result.extra_metrics == {"mine": 0.5}
     assert TransformOutput([]).extra_metrics == {}
+
+
+def test_the_kind_of_uncertainty_can_be_chosen_and_typos_are_errors():
+    found = compose(transform_mode="gtpo", uncertainty_kind="predictive_variance").token_advs[2]
+    h = [math.exp(lp) * (1 - math.exp(lp)) for lp in LOGPROBS[2]]
+    assert found == pytest.approx(credit.gtpo(0.25, h, 0.1), abs=1e-12)
+    with pytest.raises(ComponentError, match='uncertainty "shannon_entropy" reads entropy'):
+        compose(transform_mode="gtpo", uncertainty_kind="shannon_entropy")
+    with pytest.raises(ComponentError, match='did you mean "surprisal"'):
+        compose(uncertainty_kind="suprisal")
+    with pytest.raises(ComponentError, match="rhoo"):
+        compose(transform_mode="surprisal_mask", transform_params={"rhoo": 0.2})
+    with pytest.raises(ComponentError, match="epss"):
+        compose(advantage_mode="maxrl", advantage_params={"epss": 0.2})
 
 
 def test_vanilla_is_another_name_of_grpo_std():

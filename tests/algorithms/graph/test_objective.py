@@ -166,6 +166,7 @@ def test_live_rows():
 
 
 def test_what_it_reads():
+    assert objective(("ppo_clip", {}), ("kl", {})).signals == frozenset(), "no reference at weight 0"
     terms = objective(("ppo_clip", {}), ("kl", {"weight": 0.1}), ("entropy", {}))
     assert terms.reads == {"old_logprobs", "advantages", "response_mask", "ref_logprobs"}
     assert terms.signals == {"ref_logprobs"}

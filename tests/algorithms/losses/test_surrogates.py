@@ -125,6 +125,13 @@ def test_gspo_with_the_arithmetic_mean_of_ratios(rows, eps):
     assert columns["logprobs"].grad[0].tolist() == pytest.approx(derivatives, rel=1e-9, abs=1e-9)
 
 
+def test_gspo_with_the_arithmetic_mean_gives_an_empty_row_no_gradient():
+    columns = tensors([(-1.0, -1.5, 1.0)])
+    columns["response_mask"][:] = False
+    call("loss", "gspo", columns, ratio_mean="arithmetic").sum().backward()
+    assert columns["logprobs"].grad.tolist() == [[0.0]]
+
+
 @settings(deadline=None, max_examples=80)
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), st.floats(-2, 2), st.booleans())
 def test_gspo_of_a_sequence_advantage_is_the_objective_of_whole_sequences(pairs, advantage, small):

@@ -38,3 +38,22 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
     pytest.importorskip("sentence_transformers", reason=WITHOUT_GRAMS)
     with pytest.raises(ComponentError, match="is not a sentence-transformer"):
         embedder(str(tmp_path), [])
+
+
+def test_a_sentence_transformer_from_a_directory(tmp_path):
+    package = pytest.importorskip("sentence_transformers", reason=WITHOUT_GRAMS)
+    models = pytest.importorskip("sentence_transformers.models", reason=WITHOUT_GRAMS)
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "let", "me", "think", "check", "so", "we", "add"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "base")
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "base")
+    parts = models.Transformer(str(tmp_path / "base")), models.Pooling(16)
+    package.SentenceTransformer(modules=list(parts), device="cpu").save(str(tmp_path / "model"))
+    embed = embedder(str(tmp_path / "model"), [])
+    [[same, other]] = cosines(embed(["let me think"]), embed(["let me think", "so we add"])).tolist()
+    assert same == pytest.approx(1, abs=1e-5)
+    assert other < same

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
 
 from retrain.algorithms.planning.gram_pattern import STRATEGIC_GRAMS
 from retrain.algorithms.planning.planning_mask import PlanningMask
-from retrain.algorithms.planning.semantic import EXECUTION_PHRASES, SemanticDetector
+from retrain.algorithms.planning.semantic import EXECUTION_PHRASES, SemanticDetector, read_execution
 from tests.algorithms.planning.test_planning_mask import tokenizer
 
 pytestmark = pytest.mark.numeric
@@ -64,3 +65,13 @@ def test_tokens_of_the_spans_are_marked():
     [(marked, names)] = PlanningMask(fast, detector="semantic", margin=0.5).mark([ids])
     assert "LET ME THINK" in fast.decode([ids[i] for i in marked])
     assert names == ["let me think"]
+
+
+def test_execution_is_read_from_what_an_extraction_wrote(tmp_path):
+    file = tmp_path / "grams.json"
+    file.write_text(json.dumps({"strategic_grams": ["a b"], "metadata": {"execution_grams": ["we add them"]}}))
+    assert read_execution(str(file)) == ("we add them",)
+    for content in ({"strategic_grams": ["a"], "metadata": None}, ["a"], {"metadata": {"execution_grams": []}}):
+        file.write_text(json.dumps(content))
+        assert read_execution(str(file)) == EXECUTION_PHRASES
+    assert read_execution(None) == EXECUTION_PHRASES

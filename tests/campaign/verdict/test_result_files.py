@@ -159,6 +159,16 @@ def steps_table(tmp_path, rows):
     return write(tmp_path / "t.csv", "\n".join(["method,seed,step,accuracy", *rows]))
 
 
+def test_a_condition_without_steps_has_no_curve(tmp_path):
+    stepped = [row for method in ("grpo", "dapo") for seed in SEEDS for row in curves(method, seed, (0, 10))]
+    alone = ["method,seed,accuracy", *(f"gspo,{seed},0.{seed + 1}" for seed in SEEDS)]
+    files = [steps_table(tmp_path, stepped), write(tmp_path / "alone.csv", "\n".join(alone))]
+    drawn = compare(files).page().partition("Learning curves")[2]
+    assert {name for name in ("c0", "c1", "c2") if f'class="curve {name}"' in drawn} == {"c0", "c1"}
+    other = write(tmp_path / "other.csv", "\n".join(alone).replace("gspo", "other"))
+    assert "Learning curves" not in compare([files[1], other]).page()
+
+
 def test_runs_of_different_lengths_are_compared_at_a_common_step(tmp_path):
     lengths = {("dapo", seed): 60 for seed in SEEDS} | {("dapo", 3): 10}
     rows = [

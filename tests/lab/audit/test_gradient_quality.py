@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.special import stdtrit
 
-from retrain.lab.audit.gradient_quality import covariance, inner, interval, mean, moments, quality, ratio_interval
+from retrain.lab.audit.gradient_quality import covariance, inner, interval, log_interval, mean, moments, quality
 
 pytestmark = pytest.mark.numeric
 
@@ -49,7 +49,7 @@ def test_intervals_of_16_batches_cover_the_truth(size):
     cases = {
         "bias": (interval(second.bias, quantile), 1 - 2 / 5**0.5),
         "noise": (interval(second.noise, quantile), 5 * size**2 / (0.72 * width)),
-        "effective batch": (ratio_interval(second.effective_snr / first.effective_snr, quantile), exact),
+        "effective batch": (log_interval(second.effective_snr / first.effective_snr, quantile), exact),
     }
     covered = {
         name: float(((found[:, 1] <= truth) & (truth <= found[:, 2])).double().mean())
@@ -76,7 +76,7 @@ def test_the_oracles_figure_does_not_depend_on_its_continuations(batches):
         base, r = exact + normal(0.5 * noise), (halves[0] + halves[1]) / 2
         oracle = quality(r, r, (halves[0] * halves[1]).sum(-1))
         ratio = oracle.effective_snr / quality(base, r, base.square().sum(-1)).effective_snr
-        found = ratio_interval(ratio, quantile)
+        found = log_interval(ratio, quantile)
         told = found[found.isfinite().all(-1)]
         assert len(told) > 0.98 * repetitions
         assert float(told[:, 0].median()) == pytest.approx(1.5, abs=0.06)

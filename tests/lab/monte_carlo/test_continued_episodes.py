@@ -148,7 +148,7 @@ def played(context, seed=3):
     rendered = [(one, context.chat.prompt(one.prompt)) for one in map(context.task.problem, range(2))]
     most = context.config.training.max_tokens
     requests = requests_for(rendered, context.sampler.count, most)
-    rollouts = roll(context, rendered, requests, train_sampling(context.config, context.loaded, seed))
+    rollouts = roll(context, rendered, requests, train_sampling(context.config, context.trained.loaded, seed))
     return valid_rows(score(context.chat, context.pool, rendered, rollouts, most)), dict(enumerate(rendered))
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from retrain.registry import find
-from retrain.training.auxiliary.critic import value_loss
+from retrain.training.auxiliary.critic import explained, value_loss
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.small_models import make_batch, make_model, make_objective
@@ -54,6 +54,11 @@ def test_the_loss_is_that_of_the_field(case):
     torch.testing.assert_close(new.grad, column(case["expected_grad"]), rtol=1e-9, atol=1e-9)
 
 
+def test_without_a_clip_it_is_half_the_squared_error():
+    new, old, target = torch.tensor([[2.0]]), torch.tensor([[0.0]]), torch.tensor([[0.5]])
+    assert value_loss(new, old, target, torch.tensor([[True]]), clip=None).item() == 0.5 * 1.5**2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_it_begins_at_zero_and_learns_what_episodes_return(lora):
@@ -69,6 +74,15 @@ def test_it_begins_at_zero_and_learns_what_episodes_return(lora):
     assert last["critic/loss"] < 0.02 * first["critic/loss"]
     found = values_of(critic, batch)
     assert not found[~batch.response_mask].any()
+
+
+@pytest.mark.slow
+def test_it_learns_which_rows_are_better():
+    critic, batch = make_critic(make_policy(), clip=None), make_batch(8)
+    batch = batch.replace(rewards=(torch.arange(8) % 2).float(), turn_ids=None, turn_rewards=None)
+    for _ in range(80):
+        last = learned(critic, batch)
+    assert last["critic/explained_variance"] > 0.6
 
 
 def test_the_target_has_a_lambda_and_a_discount_of_its_own():
@@ -97,6 +111,16 @@ def test_neither_model_sees_the_updates_of_the_other(lora):
     assert torch.equal(values_of(critic, batch), values)
 
 
+@pytest.mark.parametrize("budget", [20, 16384])
+def test_micro_batches_change_nothing(budget):
+    batch = make_batch(8)
+    critic = make_critic(make_policy(micro_batch_tokens=budget))
+    other = make_critic(make_policy())
+    for _ in range(2):
+        assert learned(critic, batch)["critic/loss"] == pytest.approx(learned(other, batch)["critic/loss"], rel=1e-4)
+    torch.testing.assert_close(values_of(critic, batch), values_of(other, batch), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_its_state_brings_it_back(lora):
     batch = make_batch(8)
@@ -116,6 +140,14 @@ def test_rows_of_experts_do_not_train_it():
     critic = make_critic(make_policy())
     assert learned(critic, experts) == {}
     assert critic.model.step == 0
+
+
+def test_explained_variance_by_hand():
+    mask = torch.tensor([[True, True, True, False]])
+    targets, values = torch.tensor([[0.0, 1.0, 2.0, 9.0]]), torch.tensor([[0.5, 1.5, 2.5, -9.0]])
+    found = explained(values, targets, mask)
+    assert found == {"value_mean": 1.5, "target_mean": 1.0, "explained_variance": 1.0}
+    assert explained(values * 0, targets, mask)["explained_variance"] == 0.0
 
 
 def test_the_head_is_exported_beside_the_model(tmp_path, monkeypatch):

@@ -108,5 +108,14 @@ def test_a_compiler_that_fails_leaves_the_layers_as_they_were(monkeypatch, caplo
         assert torch.equal(one, other)
 
 
+def test_layers_that_compute_something_else_are_not_used(graphs, monkeypatch, caplog):
+    monkeypatch.setattr("retrain.training.model.forward.shorten", lambda model: None)
+    forward = Forward(make_model(), PolicySettings())
+    results = iter([torch.ones(9, 4) + torch.eye(9, 4), torch.ones(9, 4)])
+    with caplog.at_level(logging.WARNING):
+        assert not compile_layers(forward.model, lambda *batch: next(results))
+    assert "standard deviations" in caplog.text
+
+
 def test_on_a_cpu_nothing_is_compiled():
     assert not Forward(make_model(), PolicySettings(compile=True)).compiled

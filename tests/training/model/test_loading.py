@@ -46,6 +46,13 @@ def test_directory_loads_with_its_weights_and_every_stop_id(llama):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.model.parameters(), strict=True))
 
 
+def test_missing_pad_token_is_filled_in(checkpoints):
+    loaded = load_model(str(checkpoints / "gpt2"), dtype="bfloat16")
+    assert loaded.tokenizer.pad_token == "<|eos|>"
+    assert loaded.stop_ids == (1,)
+    assert loaded.model.dtype is torch.bfloat16
+
+
 def test_builtin_needs_texts_and_has_a_name():
     loaded = load_model("builtin:tiny", problems=PROBLEMS)
     assert loaded.stop_ids == (2,)

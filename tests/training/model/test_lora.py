@@ -1,11 +1,12 @@
 """Adapters: merged weights, state, peft's format, reference without a copy."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from retrain.errors import MissingExtraError
+from retrain.errors import ComponentError, MissingExtraError, StorageError
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.model.test_forward import own_logprobs
@@ -59,6 +60,27 @@ def test_reference_is_the_base_model_with_adapters_off():
     assert (trained.logprobs(batch)["old_logprobs"] - reference(batch)).abs().max() > 1e-4
 
 
+def test_an_adapter_that_cannot_be_written_leaves_the_last_one_whole(tmp_path, monkeypatch):
+    import peft.peft_model
+    from safetensors import SafetensorError
+
+    trained, folder = policy(), tmp_path / "adapter"
+    trained.save_adapter(folder)
+    first = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def fills(tensors, file, **options):
+        """Write a half, as a disk that is full does."""
+        Path(file).write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    trained.update(make_batch(), make_objective())
+    monkeypatch.setattr(peft.peft_model, "safe_save_file", fills)
+    with pytest.raises(StorageError, match=r"adapter cannot be written: .*No space left.*; free some space"):
+        trained.save_adapter(folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_dropout_acts_in_the_update_only():
     trained, batch = policy(dropout=0.5), make_batch()
     for _ in range(2):
@@ -67,6 +89,11 @@ def test_dropout_acts_in_the_update_only():
     losses = {trained.update(batch, make_objective("reinforce"))["loss/total"] for _ in range(2)}
     assert len(losses) == 2
     assert not any(module.training for module in trained.model.modules())
+
+
+def test_unknown_layers_are_a_user_error():
+    with pytest.raises(ComponentError, match="target_modules"):
+        policy(target_modules=("no_such_layer",))
 
 
 def test_a_missing_extra_is_named(monkeypatch):

@@ -47,7 +47,7 @@ def by_model(context: RunContext, number: int) -> Iterator[str]:
     """
     problem: Problem = context.task.problem(number)
     rendered, most = [(problem, context.chat.prompt(problem.prompt))], context.config.training.max_tokens
-    loaded, seed = context.loaded, derive_seed(context.config.training.seed, "play")
+    loaded, seed = context.trained.loaded, derive_seed(context.config.training.seed, "play")
     sampling = Sampling(stop_ids=loaded.stop_ids, seed=seed, vocabulary=loaded.vocabulary)
     rollouts = roll(context, rendered, requests_for(rendered, 1, most), sampling)
     [one] = score(context.chat, context.pool, rendered, rollouts, most)

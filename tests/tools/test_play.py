@@ -4,8 +4,8 @@ import pytest
 
 from retrain.config.load import load
 from retrain.errors import ConfigError
-from retrain.run.play import by_hand, by_model
 from retrain.run.reopen import reopen
+from retrain.tools.play import by_hand, by_model
 from tests.run.test_environment_runs import RUN  # noqa: F401 - what `toml` holds
 
 

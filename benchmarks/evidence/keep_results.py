@@ -1,0 +1,22 @@
+"""Keep the results of a campaign beside its file: results.csv without cost, places and machines.
+
+python benchmarks/evidence/keep_results.py runs/claim-length benchmarks/evidence/length.csv
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+from retrain.campaign.plan.plan_file import read_plan
+
+if __name__ == "__main__":
+    campaign, kept = map(Path, sys.argv[1:])
+    columns = ["condition", "seed", *(outcome.column for outcome in read_plan(campaign).measured)]
+    with (campaign / "results.csv").open(newline="") as file:
+        rows = [{name: row[name] for name in columns} for row in csv.DictReader(file)]
+    with kept.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

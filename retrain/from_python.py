@@ -1,0 +1,168 @@
+"""`retrain.train` and `retrain.run_campaign`: what `retrain train` and `retrain campaign` do, called from Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.cli.arguments import warn
+from retrain.config.load import load
+from retrain.errors import ConfigError, ConfigProblem
+from retrain.storage.run_files import read_rows
+from retrain.system.process import thread_waiting
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk. `Run(Path("runs/NAME"))` opens an earlier one.
+
+    Its methods read the files anew at each call, also while the run trains. They raise StorageError for damaged files.
+
+    Attributes:
+        path: the run directory.
+    """
+
+    path: Path
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl, one for each step: "step" and the values of all metrics."""
+        return read_rows(self.path / "metrics.jsonl")
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return the rows of eval.jsonl, one for each evaluation: "step", "accuracy" and more."""
+        return read_rows(self.path / "eval.jsonl")
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Return the stored completions of all steps, each with its "step", "prompt", "text" and "reward".
+
+        `[logging] rollouts_every` decides which steps are stored.
+        """
+        files = sorted(self.path.glob("rollouts/step-*.jsonl.gz"))
+        steps = [int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2]) for file in files]
+        return [{"step": step, **row} for step, file in zip(steps, files, strict=True) for row in read_rows(file)]
+
+    def model(self) -> tuple[Any, Any]:
+        """Load the final model and its tokenizer: a causal language model of transformers, in float32 on the CPU.
+
+        With LoRA the adapter is merged.
+
+        Raises:
+            ConfigError: the run has no final model.
+            StorageError: its files are broken.
+        """
+        folder = self.path / "model"
+        if not (folder / "config.json").is_file():
+            fix = f"retrain export {self.path} writes the model of its newest checkpoint"
+            raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run", "has no final model", fix)])
+        from retrain.training.model.loading import load_model
+
+        loaded = load_model(str(folder))
+        return loaded.model, loaded.tokenizer
+
+
+@dataclass(frozen=True)
+class CampaignResult:
+    """A campaign on disk, with its verdicts.
+
+    Attributes:
+        path: the directory of the campaign, with report.html.
+        report: the verdict as text, as `retrain campaign` prints it.
+        verdicts: a row for each comparison: "condition", "against", "kind", "sentence", "difference" and more, as in
+            the JSON of `retrain compare`.
+        failed: True if a run has no result.
+    """
+
+    path: Path
+    report: str
+    verdicts: list[dict[str, Any]]
+    failed: bool
+
+    def runs(self) -> list[Run]:
+        """Return all runs: those of the first seed come before those of the second."""
+        from retrain.campaign.work.campaign_directory import CampaignDirectory
+
+        campaign = CampaignDirectory(self.path)
+        return [Run(campaign.run(job)) for job in campaign.jobs]
+
+
+def train(file: str | Path | Mapping[str, Any], *, fresh: bool = False, plain: bool = False, **overrides: Any) -> Run:
+    """Train a model, as `retrain train` does, and show the progress in the terminal or notebook.
+
+    Args:
+        file: path of the TOML file, or its content as a dict. The run of a dict is called "dict" unless
+            `logging={"name": ...}` names it.
+        fresh: delete an earlier run of this name first.
+        plain: print lines instead of the live display.
+        overrides: tables whose keys override those of the file, as after `--set`: `training={"max_steps": 10}`.
+    Returns:
+        The finished run.
+    Raises:
+        RetrainError: the run failed; the message is that of the command.
+        KeyboardInterrupt: Ctrl-C, or "interrupt" in a notebook.
+    """
+    _choose_waiting()
+    loaded = load(file, _as_flags(overrides))
+    warn(loaded.warnings)
+    from retrain.cli.run_display import display
+    from retrain.run.session import Resume, run
+
+    mode = "fresh" if fresh else "auto" if loaded.config.checkpoint.resume == "auto" else "new"
+    with display(plain) as observe:
+        observe("run", {"directory": str(loaded.directory)})
+        return Run(run(loaded, Resume(mode), observe))
+
+
+def run_campaign(
+    file: str | Path, *, fresh: bool = False, retry_failed: bool = False, plain: bool = False, **overrides: Any
+) -> CampaignResult:
+    """Run the conditions of a campaign with every seed and write its report, as `retrain campaign` does.
+
+    Runs that have ended are not repeated.
+
+    Args:
+        file: path of the TOML file.
+        fresh: delete an earlier campaign of this name first.
+        retry_failed: start failed runs again.
+        plain: print lines instead of the live display.
+        overrides: see `train`; `campaign={"seeds": 4}` changes the campaign.
+    Raises:
+        RetrainError: the campaign could not run; the message is that of the command. A run that fails raises nothing.
+        KeyboardInterrupt: Ctrl-C, or "interrupt" in a notebook; the same call resumes the campaign.
+    """
+    from retrain.campaign import driver
+    from retrain.campaign.plan.load_campaign import load_campaign
+    from retrain.campaign.verdict import sentences, verdict_page
+    from retrain.cli.campaign_display import matrix
+
+    loaded = load_campaign(file, _as_flags(overrides))
+    warn(loaded.warnings)
+    with matrix(plain) as observe:
+        campaign = driver.run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
+    report = verdict_page.write_report(campaign.path)
+    rows = sentences.as_json(report.analysis)["comparisons"]
+    return CampaignResult(campaign.path, report.text, rows, driver.failed(campaign))
+
+
+def _choose_waiting() -> None:
+    """Choose how threads wait, as the command does. An imported torch has read the setting already."""
+    if "torch" not in sys.modules:
+        thread_waiting.sleep()
+        thread_waiting.spin_if_quiet()
+
+
+def _as_flags(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the values of nested tables as `key=value`, as after `--set`."""
+    return [flag for key, value in tables.items() for flag in _flags(f"{prefix}{key}", value)]
+
+
+def _flags(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        yield from _as_flags(value, f"{key}.")
+    elif value is None:
+        raise ConfigError([ConfigProblem("overrides", 0, 0, key, "TOML has no None", "leave the key out")])
+    else:  # JSON with "=" after keys is TOML
+        yield f"{key}={json.dumps(value, ensure_ascii=False, separators=(', ', '='), default=str)}"
