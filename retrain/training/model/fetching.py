@@ -168,8 +168,8 @@ def _convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
         found: Any = read(gguf.parent, gguf_file=gguf.name, dtype="float32")
     longest = found.config.max_position_embeddings
     tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, model_max_length=longest)
-    # transformers does not save a model marked as quantized, though its tensors are now float32.
-    del found.config.quantization_config
+    # Recent transformers do not save a model marked as quantized, though its tensors are now float32.
+    vars(found.config).pop("quantization_config", None)
     vars(found).update(hf_quantizer=None, is_quantized=False, quantization_method=None)
     # transformers reads the merges of a GGUF file but not its pre-tokenizer, which splits all digits.
     # Spaces before a number would become other tokens than in the model's pretraining.
