@@ -64,6 +64,7 @@ class Claim(NamedTuple):
 
 ACCURACY = Measure("accuracy", "max", 0.02)
 TOKENS = Measure("avg_tokens", "min")
+ENTROPY = Measure("mean policy/entropy", "max")
 WRONG = Measure("mean tokens/wrong", "min")
 PASS_8 = Measure("pass@8", "max", 0.02)
 DCA = ("dca 0.1", "dca 0.2", "dca 0.5", "dca 1.0")
@@ -89,6 +90,15 @@ CLAIMS = (
             Expectation(one, measure, expected)
             for one in DCA
             for measure, expected in ((TOKENS, "better"), (ACCURACY, "not worse"))
+        ),
+    ),
+    Claim(
+        "A higher upper clip keeps entropy",
+        "clip-higher.csv",
+        tuple(
+            Expectation(one, measure, expected)
+            for one in ("upper clip .28", "no upper clip")
+            for measure, expected in ((ENTROPY, "better"), (ACCURACY, None))
         ),
     ),
     Claim(
