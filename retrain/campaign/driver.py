@@ -66,5 +66,5 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
             distinct.setdefault(json.dumps(parts, sort_keys=True), job)
     for index, job in enumerate(distinct.values()):
         observe("message", {"text": "computing the warm start, unless it is in the cache", "level": "info"})
-        with Stop():
+        with Stop("run the same command to resume"):
             run_process.finish(run_process.warm_start(campaign.run(job), campaign.path / f"warmstart-{index}.log"))

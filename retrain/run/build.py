@@ -96,6 +96,7 @@ def _measured(context: RunContext, one: LoadedConfig, loaded: LoadedConfig, task
 def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> RunContext:
     """Build what samples from a model: a context without rewards, environment, row sources and trackers."""
     config, ranks = loaded.config, directory.ranks
+    observe("phase", {"name": "loading the model"})
     if config.rollout.continuous and ranks.size > 1:
         raise ComponentError('[rollout] mode = "continuous" needs a single rank', 'set mode = "steps" and overlap')
     trained = build_trained(loaded, directory.path, ranks, observe)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 class Stop(SignalHandler):
     """Context manager that records the signal that asks the run to stop.
 
+    Args:
+        again: ends the message of a stop before a step began: what starts the work again.
+
     Attributes:
         requested: name of the signal; "" until one arrives.
         deferred: a step may be in progress, and SIGTERM lets it finish. While this is False there is
@@ -33,9 +36,10 @@ class Stop(SignalHandler):
 
     numbers = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self) -> None:
+    def __init__(self, again: str = "--resume auto starts again") -> None:
         self.requested = ""
         self.deferred = False
+        self._again = again
         self._arrived = False
         self._notify: Callable[[], None] | None = None
 
@@ -53,7 +57,7 @@ class Stop(SignalHandler):
         self._arrived = True
         self.requested = self.requested or signal.Signals(number).name
         if not self.deferred:
-            raise Preempted(f"stopped by {self.requested} before a step began; --resume auto starts again")
+            raise Preempted(f"stopped by {self.requested} before a step began; {self._again}")
         if self._notify is not None:
             self._notify()
 

@@ -20,6 +20,8 @@ def test_before_the_first_step_the_run_ends_at_once_and_the_handler_is_put_back(
     with pytest.raises(Preempted, match="before a step began"), Stop():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(Preempted, match=r"; run the same command$"), Stop("run the same command"):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_during_a_step_it_is_noted():
