@@ -42,7 +42,7 @@ MODELS = (
     *("engines/embedded/fused.py", "engines/embedded/general.py"),
     *PUT_IN,
 )
-MOST = 19
+MOST = 20
 
 
 class Trace:
