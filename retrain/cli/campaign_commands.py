@@ -63,7 +63,8 @@ def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain:
 
     with matrix(plain=plain) as observe:
         directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    say_verdict(write_report(directory.path).text)
+    report = write_report(directory.path)
+    say_verdict(f"{report.text}\n\nCurves and tables: {report.files[0]}")
     if failed(directory):
         raise typer.Exit(1)
 

@@ -53,6 +53,7 @@ def test_a_plug_in_that_raises_fails_its_own_run_and_no_other(swept):
     }
     assert "I do not like these rewards" in ends["broken"]["reason"]
     assert "broken/s0  failed" in result.stdout
+    assert result.stdout.endswith("Curves and tables: runs/sweep/report.html\n")
     assert (folder / "runs/sweep/report.html").exists()
 
 
