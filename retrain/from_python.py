@@ -48,9 +48,10 @@ class Run:
 
         `[logging] rollouts_every` decides which steps are stored.
         """
+        from retrain.report.samples import step_of
+
         files = sorted(self.path.glob("rollouts/step-*.jsonl.gz"))
-        steps = [int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2]) for file in files]
-        return [{"step": step, **row} for step, file in zip(steps, files, strict=True) for row in read_rows(file)]
+        return [{"step": step_of(file), **row} for file in files for row in read_rows(file)]
 
     def model(self) -> tuple[Any, Any]:
         """Load the final model and its tokenizer: a causal language model of transformers, in float32 on the CPU.
@@ -141,18 +142,15 @@ def run_campaign(
         RetrainError: the campaign could not run; the message is that of the command. A run that fails raises nothing.
         KeyboardInterrupt: Ctrl-C, or "interrupt" in a notebook; the same call resumes the campaign.
     """
-    from retrain.campaign import driver
     from retrain.campaign.plan.load_campaign import load_campaign
-    from retrain.campaign.verdict import sentences, verdict_page
-    from retrain.cli.campaign_display import matrix
+    from retrain.campaign.verdict import sentences
+    from retrain.cli.campaign_commands import reported
 
     loaded = load_campaign(file, _as_flags(overrides))
     warn(loaded.warnings)
-    with matrix(plain) as observe:
-        campaign = driver.run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    report = verdict_page.write_report(campaign.path)
+    report, failed = reported(loaded, fresh, retry_failed, plain)
     rows = sentences.as_json(report.analysis)["comparisons"]
-    return CampaignResult(campaign.path, report.text, rows, driver.failed(campaign))
+    return CampaignResult(loaded.directory, report.text, rows, failed)
 
 
 def _choose_waiting() -> None:

@@ -41,11 +41,11 @@ class Measure(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """What a claim says of a condition, compared with the first one of its file; None: it is shown beside the claim."""
+    """Verdict that a claim expects of a condition against the first one of its file; None: shown, but not claimed."""
 
     condition: str
     measure: Measure
-    expected: Expected | None = None
+    expected: Expected | None
 
 
 class Claim(NamedTuple):
@@ -67,66 +67,54 @@ TOKENS = Measure("avg_tokens", "min")
 ENTROPY = Measure("mean policy/entropy", "max")
 WRONG = Measure("mean tokens/wrong", "min")
 PASS_8 = Measure("pass@8", "max", 0.02)
-DCA = ("dca 0.1", "dca 0.2", "dca 0.5", "dca 1.0")
+
+
+def each(conditions: Sequence[str], *expected: tuple[Measure, Expected | None]) -> tuple[Expectation, ...]:
+    """Return the same expectations of every condition."""
+    return tuple(Expectation(condition, *one) for condition in conditions for one in expected)
+
 
 CLAIMS = (
     Claim(
         "A length penalty collapses accuracy",
         "length.csv",
         (
-            Expectation("penalty 0.05", ACCURACY, "worse"),
-            Expectation("penalty 0.03", ACCURACY, "worse"),
-            *(
-                Expectation(f"penalty {gamma}", measure)
-                for gamma in ("0.01", "0.003")
-                for measure in (ACCURACY, TOKENS)
-            ),
+            *each(("penalty 0.05", "penalty 0.03"), (ACCURACY, "worse")),
+            *each(("penalty 0.01", "penalty 0.003"), (ACCURACY, None), (TOKENS, None)),
         ),
     ),
     Claim(
         "DCA shortens answers at equal accuracy",
         "length.csv",
-        tuple(
-            Expectation(one, measure, expected)
-            for one in DCA
-            for measure, expected in ((TOKENS, "better"), (ACCURACY, "not worse"))
-        ),
+        each(("dca 0.1", "dca 0.2", "dca 0.5", "dca 1.0"), (TOKENS, "better"), (ACCURACY, "not worse")),
     ),
     Claim(
         "A higher upper clip keeps entropy",
         "clip-higher.csv",
-        tuple(
-            Expectation(one, measure, expected)
-            for one in ("upper clip .28", "no upper clip")
-            for measure, expected in ((ENTROPY, "better"), (ACCURACY, None))
-        ),
+        each(("upper clip .28", "no upper clip"), (ENTROPY, "better"), (ACCURACY, None)),
     ),
     Claim(
         "A loss per sequence makes wrong answers longer",
         "length-bias.csv",
-        tuple(
-            Expectation(one, measure, expected)
-            for one in ("per token", "dr_grpo")
-            for measure, expected in ((WRONG, "better"), (ACCURACY, None))
-        ),
+        each(("per token", "dr_grpo"), (WRONG, "better"), (ACCURACY, None)),
     ),
     Claim(
         "MaxRL raises pass@k where success is rare",
         "pass-at-k.csv",
-        (Expectation("rare: maxrl", PASS_8, "better"), Expectation("rare: maxrl", ACCURACY)),
+        each(("rare: maxrl",), (PASS_8, "better"), (ACCURACY, None)),
     ),
 )
 
 
 def holds(one: Comparison, expected: Expected) -> bool:
-    """Whether the comparison shows what is expected of it."""
+    """Return True if the comparison shows what is expected of it."""
     if expected == "not worse":
         return one.kind in ("better", "equal", "not worse") or one.judged.equality <= one.alpha
     return one.kind == expected
 
 
 def against(one: Comparison, expected: Expected) -> bool:
-    """Whether it shows the opposite: by more than the margin, if there is one, the whole interval lies beyond it."""
+    """Return True if it shows the opposite; with a margin, only if the whole interval lies beyond it."""
     opposite, margin = "better" if expected == "worse" else "worse", one.outcome.margin or 0.0
     return one.kind == opposite and min(abs(one.difference.low), abs(one.difference.high)) > margin
 

@@ -17,6 +17,7 @@ from retrain.system.terminal import say, shown
 
 if TYPE_CHECKING:
     from retrain.campaign.plan.load_campaign import LoadedCampaign
+    from retrain.campaign.verdict.verdict_page import Report
 
 
 def campaign(  # noqa: PLR0913 - one per option
@@ -57,16 +58,21 @@ def campaign(  # noqa: PLR0913 - one per option
 
 def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
     """Run a campaign, write its report and print the verdict. Exit with code 1 if a run has no result."""
+    report, failed = reported(loaded, fresh, retry_failed, plain)
+    say_verdict(f"{report.text}\n\nCurves and tables: {report.files[0]}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> tuple[Report, bool]:
+    """Run a campaign with its display, and write its report; return it, and True if a run has no result."""
     from retrain.campaign.driver import failed, run_campaign
     from retrain.campaign.verdict.verdict_page import write_report
     from retrain.cli.campaign_display import matrix
 
     with matrix(plain=plain) as observe:
         directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    report = write_report(directory.path)
-    say_verdict(f"{report.text}\n\nCurves and tables: {report.files[0]}")
-    if failed(directory):
-        raise typer.Exit(1)
+    return write_report(directory.path), failed(directory)
 
 
 def worker(

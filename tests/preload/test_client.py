@@ -16,8 +16,6 @@ from tests.preload import client
 from tests.waiting import PATIENCE_S, alive, ends, fork_of, until
 
 SERVER = Path(os.environ["RETRAIN_TEST_SERVER"])
-
-
 REAL = str(Path(sys.executable).with_name("retrain"))
 EACH = pytest.mark.parametrize("python", [PYTHON, sys.executable], ids=["fork", "real"])
 FORKED = "import sys; print('torch' in sys.modules)"

@@ -10,7 +10,7 @@ from typing import Any
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.errors import ConfigError, RetrainError, StorageError
 from retrain.registry import components, signal
-from retrain.report.samples import best_and_worst
+from retrain.report.samples import best_and_worst, step_of
 from retrain.storage.run_files import read_rows
 
 MapRow = Mapping[str, Any]
@@ -61,7 +61,7 @@ def _stored(run: Path) -> tuple[int, Sequence[MapRow], list[int]] | None:
             continue
         shown = best_and_worst(rows)
         if len({rows[i]["reward"] for i in shown}) > 1:
-            return int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2]), rows, shown
+            return step_of(file), rows, shown
     return None
 
 
