@@ -5,9 +5,11 @@ Two servers serve every test; one that a test has killed is started again by the
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -37,7 +39,7 @@ from tests.small_runs import TOML as RUN
 from tests.small_runs import rows, same
 from tests.vllm import cpu_transfer
 from tests.vllm.models import PROMPTS, saved, worst_error
-from tests.waiting import ends, until
+from tests.waiting import PATIENCE_S, ends, until
 
 pytestmark = pytest.mark.vllm
 SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
@@ -322,6 +324,27 @@ def before(monkeypatch, url, path, count, then):
     monkeypatch.setattr(http.Calls, "__call__", watched)
 
 
+def overlap(monkeypatch, url):
+    """Have a server in the middle of a request when it next loads weights: its first request waits until then."""
+    request, call = http.Calls.request, http.Calls.__call__
+    held, loads = threading.Event(), threading.Event()
+
+    async def first_held(calls, asked, *rest, **options):
+        if asked.startswith(url + "/inference") and not held.is_set():
+            held.set()
+            await asyncio.to_thread(loads.wait, PATIENCE_S)
+        return await request(calls, asked, *rest, **options)
+
+    def loaded(calls, asked, *rest, **options):
+        if asked.startswith(url + "/pause") and held.is_set() and not loads.is_set():
+            loads.set()
+            until(lambda: re.search(r"vllm:num_requests_running\{.*\} [1-9]", call(calls, url + "/metrics")))
+        return call(calls, asked, *rest, **options)
+
+    monkeypatch.setattr(http.Calls, "request", first_held)
+    monkeypatch.setattr(http.Calls, "__call__", loaded)
+
+
 def options(servers, folder, tmp_path, name):
     urls = json.dumps([server.url for server in servers])
     where = (f'logging.dir="{tmp_path}/runs"', f"logging.name={name}", f'model.path="{folder}"', "warmup.steps=0")
@@ -378,7 +401,10 @@ def problems(run, steps):
     return [id for step in range(steps) for id in dict.fromkeys(row["problem_id"] for row in stored(run, step))]
 
 
-def test_a_continuous_run_gets_weights_between_tokens_and_a_lost_server_comes_back(servers, folder, tmp_path):
+def test_a_continuous_run_gets_weights_between_tokens_and_a_lost_server_comes_back(
+    servers, folder, tmp_path, monkeypatch
+):
+    overlap(monkeypatch, servers[0].url)
     lost = servers[1]
     group = lost.group
 
