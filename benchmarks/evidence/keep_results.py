@@ -13,10 +13,15 @@ from retrain.campaign.plan.plan_file import read_plan
 
 if __name__ == "__main__":
     campaign, kept = map(Path, sys.argv[1:])
-    columns = ["condition", "seed", *(outcome.column for outcome in read_plan(campaign).measured)]
+    plan = read_plan(campaign)
+    names = {run.condition: {"task": run.task, "condition": run.method} for run in plan.cells}
+    columns = ["condition", "seed", *(outcome.column for outcome in plan.measured)]
+    columns = ["task", *columns] if any(run.task for run in plan.cells) else columns
     with (campaign / "results.csv").open(newline="") as file:
-        rows = [{name: row[name] for name in columns} for row in csv.DictReader(file)]
+        rows = [{**row, **names[row["condition"]]} for row in csv.DictReader(file)]
     with kept.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer = csv.DictWriter(
+            file, columns[not any(row["task"] for row in rows) :], "", "ignore", lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(rows)

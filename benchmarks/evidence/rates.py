@@ -2,10 +2,11 @@
 
     python benchmarks/evidence/rates.py benchmarks/evidence/length.toml             by accuracy
     python benchmarks/evidence/rates.py benchmarks/evidence/pass-at-k.toml pass@8   by another column of results.csv
+    python benchmarks/evidence/rates.py benchmarks/evidence/lora.toml accuracy 3    rates a factor of 3 apart, not 2
 
-Every condition runs with half, once and twice the campaign's rate on the seeds 1000 and 1001; the greatest mean of the
-two decides. The rates stand in the campaign's file then, and the table that is printed in docs/replications.md. The
-runs are in runs/NAME-rates; the same command goes on with them.
+Every condition but the controls runs with a lower rate, its own and a higher one on the seeds 1000 and 1001; the
+greatest mean of the two decides. The rates stand in the campaign's file then, and the table that is printed in
+docs/replications.md. The runs are in runs/NAME-rates; the same command goes on with them.
 """
 
 from __future__ import annotations
@@ -22,20 +23,26 @@ import tomli_w
 
 from retrain.api import load_campaign
 
-SEEDS, FACTORS = [1000, 1001], (0.5, 1.0, 2.0)
+SEEDS = [1000, 1001]
 
 
-def search(file: Path) -> dict[str, Any]:
-    """Return the campaign of the search: every condition of the campaign in `file` with every rate."""
+def search(file: Path, apart: float) -> dict[str, Any]:
+    """Return the campaign of the search: every condition of `file` with three rates, a factor `apart` from its own."""
     data = tomli.loads(file.read_text())
     settings, loaded = data["campaign"], load_campaign(file)
-    lr = loaded.configs[0].config.optimizer.lr
+    runs = zip(loaded.conditions, loaded.configs, strict=True)
+    own = {condition.method: run.config.optimizer.lr for condition, run in runs}
+    controls = settings.pop("controls", [])
     conditions = [
-        {**condition, "label": f"{condition['label']} lr {factor * lr:g}", "optimizer.lr": factor * lr}
+        {**condition, "label": f"{condition['label']} lr {lr:g}", "optimizer.lr": lr}
         for condition in settings["conditions"]
-        for factor in FACTORS
+        if condition["label"] not in controls
+        for lr in (own[condition["label"]] * factor for factor in (1 / apart, 1.0, apart))
     ]
     settings |= {"name": f"{loaded.name}-rates", "seeds": SEEDS, "conditions": conditions}
+    settings.pop("baseline", None)
+    if "warm_starts" in settings:
+        settings["warm_starts"] = len(SEEDS)
     if "base" in settings:
         settings["base"] = str((file.parent / settings["base"]).resolve())
     return data
@@ -52,16 +59,19 @@ def means(results: Path, metric: str) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    campaign = search(Path(sys.argv[1]))
+    file, metric, apart = (*sys.argv[1:], *("accuracy", "2")[len(sys.argv) - 2 :])
+    campaign = search(Path(file), float(apart))
     name = campaign["campaign"]["name"]
     Path("runs").mkdir(exist_ok=True)
-    file = Path("runs", f"{name}.toml")
-    file.write_text(tomli_w.dumps(campaign))
-    subprocess.run([sys.executable, "-m", "retrain", "campaign", str(file)], check=True)
-    found = means(Path("runs", name, "results.csv"), sys.argv[2] if len(sys.argv) > 2 else "accuracy")
-    rates = list(next(iter(found.values())))
-    print(f"| condition | {' | '.join(rates)} |\n|---{'|---' * len(rates)}|")
+    searched = Path("runs", f"{name}.toml")
+    searched.write_text(tomli_w.dumps(campaign))
+    subprocess.run([sys.executable, "-m", "retrain", "campaign", str(searched)], check=True)
+    found = means(Path("runs", name, "results.csv"), metric)
+    shown_rates = list[str]()
     for label, values in found.items():
+        if list(values) != shown_rates:
+            shown_rates = list(values)
+            print(f"\n| condition | {' | '.join(shown_rates)} |\n|---{'|---' * len(shown_rates)}|")
         best = max(values, key=values.__getitem__)
         shown = (f"**{value:.3f}**" if rate == best else f"{value:.3f}" for rate, value in values.items())
         print(f"| {label} | {' | '.join(shown)} |")
