@@ -1,6 +1,6 @@
 """Do the token rewards of PRIME's reward models find the first wrong step? For runs on the task `chain`.
 
-    python benchmarks/evidence/first_mistake.py runs/evidence-prime-chain/cells/prime*/s*
+    python benchmarks/evidence/first_mistake.py runs/claim-prime/cells/prime*/s*
 
 The untrained policy answers held-out problems, four times each, and the trained reward model of every run scores these
 answers. The score of a step is the sum of its tokens' rewards. AUC: how often the first wrong step of an answer scores
