@@ -1,4 +1,4 @@
-"""Keep the results of a campaign beside its file: results.csv without cost, places and machines.
+"""Keep the results of a campaign beside its file: the outcomes and the area under the curve of results.csv.
 
 python benchmarks/evidence/keep_results.py runs/claim-length benchmarks/evidence/length.csv
 """
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     campaign, kept = map(Path, sys.argv[1:])
     plan = read_plan(campaign)
     names = {run.condition: {"task": run.task, "condition": run.method} for run in plan.cells}
-    columns = ["condition", "seed", *(outcome.column for outcome in plan.measured)]
+    columns = ["condition", "seed", *(outcome.column for outcome in plan.measured), "area"]
     columns = ["task", *columns] if any(run.task for run in plan.cells) else columns
     with (campaign / "results.csv").open(newline="") as file:
         rows = [{**row, **names[row["condition"]]} for row in csv.DictReader(file)]

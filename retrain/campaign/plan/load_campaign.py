@@ -201,9 +201,9 @@ def _settings(source: Document) -> Campaign:
         return Campaign.model_validate(source.data.get(SECTION, {}))
     except ValidationError as error:
         culprits = collect(source, error, known, lambda path: (SECTION, *path))
-    if not isinstance(source.data[SECTION], dict):
-        return Campaign()
     wrong = {path[1] for path in culprits if len(path) > 1}
+    if not wrong:  # the section as a whole
+        return Campaign()
     return Campaign.model_validate({key: value for key, value in source.data[SECTION].items() if key not in wrong})
 
 
