@@ -163,27 +163,40 @@ def _line(curve: Curve) -> list[Point]:
     return [(float(step), at.value) for step, at in curve]
 
 
-def costs(results: Results) -> list[tuple[str, str]]:
-    """Return (title, chart) of the result over tokens and over time; empty if no finished run has a known cost."""
-    if not any(cell.done and all(map(math.isfinite, cell.total)) for cell in results.cells.values()):
-        return []
-    return [("Tokens", _cost(results, 1, "tokens sampled")), ("Time", _cost(results, 2, "seconds in steps"))]
+def scatters(results: Results, others: Sequence[Results]) -> list[tuple[str, str]]:
+    """Return (title, chart) of the result over each other outcome, and over tokens and time.
 
-
-def _cost(results: Results, cost: int, unit: str) -> str:
-    """Plot final accuracy against cost: a small mark for each run, a large one with CIs for each condition's mean.
+    A chart without points is left out, such as those of costs if no finished run has a known one.
 
     Args:
         results: results of the runs.
-        cost: index into `results.SPENT`.
-        unit: unit of the cost.
+        others: results of the same runs in other outcomes.
     """
-    most = max(cell.total[cost] for cell in results.cells.values() if cell.done)
-    scale, unit = (1e6, f"million {unit}") if most >= 1e6 else (1.0, unit)
+    own = results.outcome.metric
+    across = [(f"{own} over {other.outcome.metric}", other.outcome.label, _results(other)) for other in others]
+    for cost, (title, unit) in enumerate((("Tokens", "tokens sampled"), ("Time", "seconds in steps")), start=1):
+        spent = {place: cell.total[cost] for place, cell in results.cells.items() if cell.done}
+        scale, unit = (1e6, f"million {unit}") if max(spent.values(), default=0.0) >= 1e6 else (1.0, unit)
+        across.append((title, unit, {place: value / scale for place, value in spent.items() if math.isfinite(value)}))
+    return [(title, _scatter(results, values, unit)) for title, unit, values in across if values]
+
+
+def _results(results: Results) -> dict[tuple[str, int], float]:
+    return {place: cell.result for place, cell in results.cells.items() if cell.result is not None}
+
+
+def _scatter(results: Results, across: Mapping[tuple[str, int], float], unit: str) -> str:
+    """Plot results over other values: a small mark for each run, a large one with CIs for each condition's mean.
+
+    Args:
+        results: results of the runs.
+        across: value of each run, by condition and seed.
+        unit: unit of these values.
+    """
     runs: dict[str, list[Point]] = {name: [] for name in results.conditions}
-    for cell in results.cells.values():
-        if cell.result is not None:
-            runs[cell.condition].append((cell.total[cost] / scale, cell.result))
+    for place, value in _results(results).items():
+        if place in across:
+            runs[place[0]].append((across[place], value))
     points = [point for found in runs.values() for point in found]
     axes = Axes(padded(span([x for x, _ in points]), 0.06), *_values([y for _, y in points]), unit)
     small = "".join(

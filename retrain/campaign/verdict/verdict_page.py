@@ -102,7 +102,7 @@ def text(analysis: Analysis) -> str:
 
 
 def exported(analysis: Analysis) -> dict[str, Drawing]:
-    """Return every figure by its name: differences, learning curves, and results over cost."""
+    """Return every figure by its name: differences, learning curves, and results over other outcomes and costs."""
     found = dict[str, Drawing]()
     for outcome in analysis.outcomes:
         every = [one for one in analysis.shown if one.outcome == outcome]
@@ -116,11 +116,12 @@ def exported(analysis: Analysis) -> dict[str, Drawing]:
     for table in analysis.main:
         where = f" {table.task}" if table.task else ""
         found |= {f"learning curves{where} {title}": Drawing(chart, keys) for title, _, chart in _curves(table)}
-    return found | {f"result and {title}": Drawing(chart, keys) for title, chart in _costs(analysis)}
+    return found | {f"result and {title}": Drawing(chart, keys) for title, chart in _scatters(analysis)}
 
 
-def _costs(analysis: Analysis) -> list[tuple[str, str]]:
-    return figures.costs(analysis.first) if len(analysis.main) == 1 else []
+def _scatters(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return the first outcome over the others and over costs; none for several tasks."""
+    return figures.scatters(analysis.first, analysis.tables[1:]) if len(analysis.main) == 1 else []
 
 
 def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
@@ -159,7 +160,7 @@ def _contents(analysis: Analysis, commands: Sequence[str], premises: Premises) -
         "differences": differences(analysis),
         "described": described(analysis),
         "conditions": conditions(analysis),
-        "costs": Table.of([spent(first, one) for one in first.conditions] if _costs(analysis) else []),
+        "costs": Table.of([spent(first, one) for one in first.conditions] if _scatters(analysis) else []),
         "threshold": first.threshold,
         "measured": first.outcome.label,
         "premises": premises.table,
@@ -182,7 +183,7 @@ def _evidence(analysis: Analysis, pages: Mapping[str, Mapping[tuple[str, int], s
         "linked": [(table.task, linked(table, pages.get(table.task, {}))) for table in analysis.main],
         "keys": figures.keys(first),
         "curves": curves,
-        "spent": _costs(analysis),
+        "scatters": _scatters(analysis),
         "credit": credit,
         "completions": [_completion(credit, index) for index in range(len(credit.rows))] if credit else [],
         "changes": Table(["key", *labels], [[key, *values.values()] for key, values in changes.items()]),

@@ -6,12 +6,15 @@ from urllib.parse import unquote
 
 import pytest
 
+from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import analyze
 from retrain.campaign.verdict.credit_map import credit_map
+from retrain.campaign.verdict.result_files import tables_of_rows
+from retrain.campaign.verdict.result_rows import rows_of_files
 from retrain.campaign.verdict.run_facts import environments, what_differs
 from retrain.campaign.verdict.run_reader import read_campaign
 from retrain.campaign.verdict.sentences import short, title, why
-from retrain.campaign.verdict.verdict_page import render, write_report
+from retrain.campaign.verdict.verdict_page import exported, render, write_report
 from tests.campaign.tables import write_campaign
 from tests.report.test_run_page import HOSTILE, checked
 
@@ -173,3 +176,19 @@ def test_the_findings_of_runs_are_counted(tmp_path):
     assert re.search(r"\| condition \| runs \|.* findings \| no significant change \|", text)
     assert re.search(r"\| grpo \| 3 \|.* 3 \| 2 of 3 \|", text)
     assert re.search(r"\| maxrl \| 3 \|.* 0 \| 0 of 3 \|", text)
+
+
+def test_the_first_outcome_is_drawn_over_the_second(tmp_path):
+    lengths = {"grpo": 40, "dca": 36}
+    lines = [f"{name},{seed},{0.7 + seed / 100},{lengths[name] + seed}" for name in lengths for seed in range(3)]
+    (tmp_path / "runs.csv").write_text("\n".join(["condition,seed,accuracy,avg_tokens", *lines]))
+    rows = rows_of_files([tmp_path / "runs.csv"])
+    outcomes = Outcome(), Outcome(metric="avg_tokens", goal="min")
+    drawn = exported(analyze([table for outcome in outcomes for table in tables_of_rows(rows, outcome)]))
+    chart = drawn["result and accuracy over avg_tokens"].svg
+    (long, high), (brief, same) = re.findall(
+        r'<path class="center c\d" transform="translate\(([\d.]+) ([\d.]+)\)', chart
+    )
+    assert float(brief) < float(long), "36 tokens are to the left of 40"
+    assert same == high, "both have the same accuracy"
+    assert not [name for name in drawn if "Tokens" in name], "what these runs cost is not known"
