@@ -145,6 +145,8 @@ def become(about: dict[str, Any]) -> None:
     os.setsid()
     Path(sys.argv[1], "forks", str(about["client"])).write_text(str(os.getpid()))  # before the client knows the PID
     atexit.register(die_interrupted)  # the first to be registered is the last to be called
+    if "triton" in sys.modules:  # its bindings, which CUDA builds of torch import, report what an exit does not free
+        atexit.register(gc.unfreeze)
     for number, stream in enumerate(about["streams"]):
         os.dup2(stream, number)
         os.close(stream)
