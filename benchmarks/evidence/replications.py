@@ -1,7 +1,6 @@
 """Claims of the literature: what each expects, and the word that follows from the runs.
 
-    python benchmarks/evidence/replications.py          prints the tables of docs/replications.md, in a second, and
-                                                        draws docs/images/replications.svg
+    python benchmarks/evidence/replications.py     prints the tables of docs/replications.md, and draws its figures
 
 The results of each campaign, `results.csv` without the columns that no claim reads, are beside this file. A claim is
 
@@ -17,15 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from retrain.campaign.plan.outcome import Goal
+from retrain.campaign.plan.outcome import Goal, Outcome
 from retrain.campaign.verdict.analysis import Comparison
 from retrain.campaign.verdict.comparison import Asked, compare
-from retrain.campaign.verdict.figures import forest_row, verdict_mark
+from retrain.campaign.verdict.figures import forest_row, scatters, verdict_mark
+from retrain.campaign.verdict.figures import keys as legend
+from retrain.campaign.verdict.result_files import tables_of_rows
+from retrain.campaign.verdict.result_rows import rows_of_files
 from retrain.campaign.verdict.sentences import detects, p_value, short
 from retrain.report.exported_figures import Drawing, stacked, standalone
 
 HERE = Path(__file__).parent
-FIGURE = HERE.parents[1] / "docs/images/replications.svg"
+IMAGES = HERE.parents[1] / "docs/images"
 
 Word = Literal["reproduced", "opposite", "equal", "open"]
 Expected = Literal["better", "worse", "not worse"]
@@ -41,7 +43,7 @@ class Measure(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """Verdict that a claim expects of a condition against the first one of its file; None: shown, but not claimed."""
+    """Verdict that a claim expects of a condition against the first one of its task; None: shown, but not claimed."""
 
     condition: str
     measure: Measure
@@ -67,6 +69,8 @@ TOKENS = Measure("avg_tokens", "min")
 ENTROPY = Measure("mean policy/entropy", "max")
 WRONG = Measure("mean tokens/wrong", "min")
 PASS_8 = Measure("pass@8", "max", 0.02)
+CREDIT = REAL = Measure("accuracy", "max", 0.05)
+AREA = Measure("area", "max")
 
 
 def each(conditions: Sequence[str], *expected: tuple[Measure, Expected | None]) -> tuple[Expectation, ...]:
@@ -74,7 +78,7 @@ def each(conditions: Sequence[str], *expected: tuple[Measure, Expected | None]) 
     return tuple(Expectation(condition, *one) for condition in conditions for one in expected)
 
 
-CLAIMS = (
+CLAIMS = (  # declared before their campaigns ran
     Claim(
         "A length penalty collapses accuracy",
         "length.csv",
@@ -102,6 +106,46 @@ CLAIMS = (
         "MaxRL raises pass@k where success is rare",
         "pass-at-k.csv",
         each(("rare: maxrl",), (PASS_8, "better"), (ACCURACY, None)),
+    ),
+    Claim(
+        "Credit on planning tokens helps where a plan decides",
+        "credit.csv",
+        (
+            *each(("planning: hicra", "planning: sepa"), (CREDIT, "better")),
+            *each(("decoy: hicra", "decoy: sepa"), (CREDIT, "not worse")),
+            *each(("planning: gtpo", "planning: oracle", "planning: random credit"), (CREDIT, None)),
+            *each(("decoy: gtpo", "decoy: oracle", "decoy: random credit"), (CREDIT, None)),
+        ),
+    ),
+    Claim(
+        "Old rollouts harm, and truncated importance sampling repairs it",
+        "off-policy.csv",
+        each(("on-policy", "stale, tis"), (ACCURACY, "better")),
+    ),
+    Claim(
+        "The length claims on SmolLM2",
+        "length-smollm2.csv",
+        (
+            *each(("penalty 0.05",), (REAL, "worse")),
+            *each(("dca 0.2", "dca 1.0"), (TOKENS, "better"), (REAL, "not worse")),
+            *each(("penalty 0.01",), (REAL, None), (TOKENS, None)),
+        ),
+    ),
+    Claim("LoRA learns as well as all weights", "lora.csv", each(("LoRA",), (REAL, "not worse"))),
+    Claim(
+        "Expert data help where the policy cannot start",
+        "mix.csv",
+        each(("mix",), (ACCURACY, "better"), (AREA, "better")),
+    ),
+    Claim(
+        "Expert data help where success is rare",
+        "mix-rare.csv",
+        each(("mix",), (ACCURACY, "better"), (AREA, "better")),
+    ),
+    Claim(
+        "A process reward learned from outcomes needs fewer samples",
+        "prime-chain.csv",
+        each(("prime batch", "prime none"), (AREA, "better"), (ACCURACY, "not worse")),
     ),
 )
 
@@ -131,13 +175,18 @@ def word(every: Sequence[Shown]) -> Word:
 
 
 def comparisons(claim: Claim) -> list[Shown]:
-    """Compare every condition of the file with the first; return those of the expectations, in their order."""
+    """Compare every condition with the first one of its task; return those of the expectations, in their order."""
     found: list[Shown] = []
     for condition, measure, expected in claim.expectations:
         asked = Asked(measure.column, measure.goal, measure.margin)
         family = compare([HERE / claim.results], asked).comparisons
-        found.append((next(one for one in family if one.condition == condition), expected))
+        found.append((next(one for one in family if named(one) == condition), expected))
     return found
+
+
+def named(one: Comparison) -> str:
+    """Return the condition of a comparison, after its task if the file has several."""
+    return f"{one.task}: {one.condition}" if one.task else one.condition
 
 
 def table(found: Sequence[Shown]) -> list[str]:
@@ -153,29 +202,63 @@ def table(found: Sequence[Shown]) -> list[str]:
         verdict = f"{short(one)}; {detects(one)}" if one.kind == "open" and detects(one) else short(one)
         goal = "less" if one.outcome.goal == "min" else "more"
         name = f"{one.outcome.metric.removeprefix('avg_')} ({goal} is better)"
-        lines.append(f"| {one.condition} | {name} | {value} [{low}, {high}] | {p} | {verdict} | {expected or ''} |")
+        lines.append(f"| {named(one)} | {name} | {value} [{low}, {high}] | {p} | {verdict} | {expected or ''} |")
     return lines
 
 
-def figure(every: Sequence[tuple[Claim, list[Shown]]]) -> str:
-    """Draw a row for every comparison, each on its own scale around 0, below the claim with its word."""
+def figures(every: Sequence[tuple[Claim, list[Shown]]]) -> dict[str, str]:
+    """Return the figures of README and of the page, as SVG by the name of their file."""
     rows: list[tuple[str, str, str]] = []
     for claim, found in every:
         rows.append((f"{word(found).upper()}: {claim.name}", '<svg viewBox="0 0 340 24"></svg>', ""))
         for one, _ in found:
-            difference, margin = one.difference, one.outcome.margin or 0.0
-            wide = 1.15 * max(abs(difference.low), abs(difference.high), margin)
-            name = one.outcome.metric.removeprefix("mean ").removeprefix("avg_")
-            numbers = f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-            rows.append((f"- {one.condition}, {name}: {short(one)}", forest_row(one, (-wide, wide)), numbers))
+            numbers = f"{one.difference.value:+.3f} [{one.difference.low:+.3f}, {one.difference.high:+.3f}]"
+            rows.append((f"- {title(one)}: {short(one)}", alone(one), numbers))
+    claims = [
+        (claim.name, alone(deciding(found)), f"{word(found)} ({title(deciding(found))})") for claim, found in every
+    ]
     kinds = ("better", "worse", "equal", "not-worse", "open")
     keys = [(kind.replace("-", " "), verdict_mark(kind)) for kind in kinds]
-    return standalone(Drawing(stacked(rows, ""), keys))
+    results = rows_of_files([HERE / "length.csv"])
+    accuracy, tokens = (tables_of_rows(results, Outcome(metric=m, goal=goal))[0] for m, goal, _ in (ACCURACY, TOKENS))
+    ((_, over), *_) = scatters(accuracy, [tokens])
+    over = over.replace(TOKENS.column, "tokens per answer")
+    return {
+        "replications.svg": standalone(Drawing(stacked(rows, ""), keys)),
+        "claims.svg": standalone(Drawing(stacked(claims, ""), keys)),
+        "accuracy-over-tokens.svg": standalone(
+            Drawing(over.replace("avg_tokens", "tokens per answer"), legend(accuracy))
+        ),
+    }
+
+
+def alone(one: Comparison) -> str:
+    """Draw a comparison on a scale of its own around 0."""
+    wide = 1.15 * max(abs(one.difference.low), abs(one.difference.high), one.outcome.margin or 0.0)
+    return forest_row(one, (-wide, wide))
+
+
+def title(one: Comparison) -> str:
+    """Return the condition and the outcome of a comparison."""
+    return f"{named(one)}, {one.outcome.metric.removeprefix('mean ').removeprefix('avg_')}"
+
+
+def deciding(every: Sequence[Shown]) -> Comparison:
+    """Return the comparison that decides the word of a claim, or the first one if all hold."""
+    found = [(one, expected) for one, expected in every if expected is not None]
+    failing = [one for one, expected in found if not holds(one, expected)]
+    opposite = [one for one, expected in found if against(one, expected)]
+    return (opposite or failing or [found[0][0]])[0]
+
+
+def with_results() -> list[tuple[Claim, list[Shown]]]:
+    """Return the claims whose campaigns have run, with their comparisons."""
+    return [(claim, comparisons(claim)) for claim in CLAIMS if (HERE / claim.results).exists()]
 
 
 if __name__ == "__main__":
-    known = [(claim, comparisons(claim)) for claim in CLAIMS]
-    for claim, found in known:
+    for claim, found in with_results():
         print(f"\n## {claim.name}: {word(found)}\n")
         print("\n".join(table(found)))
-    FIGURE.write_text(figure(known), encoding="utf-8")
+    for name, svg in figures(with_results()).items():
+        (IMAGES / name).write_text(svg, encoding="utf-8")

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.evidence.replications import CLAIMS, FIGURE, comparisons, figure, table, word
+from benchmarks.evidence.replications import IMAGES, figures, table, with_results, word
 from docs.measure import ROOT
 from retrain.campaign.verdict.analysis import Judged
 
 PAGE = (ROOT / "docs" / "replications.md").read_text()
-FOUND = [(claim, comparisons(claim)) for claim in CLAIMS]
+FOUND = with_results()
 
 
 @pytest.mark.parametrize(("claim", "found"), FOUND, ids=[claim.name for claim, _ in FOUND])
@@ -20,8 +20,9 @@ def test_the_page_shows_the_tables_and_the_word(claim, found):
         assert line in section
 
 
-def test_the_figure_is_that_of_the_results():
-    assert FIGURE.read_text() == figure(FOUND)
+def test_the_figures_are_those_of_the_results():
+    drawn = figures(FOUND)
+    assert {name: (IMAGES / name).read_text() for name in drawn} == drawn
 
 
 @pytest.mark.parametrize(
