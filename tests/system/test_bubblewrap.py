@@ -281,9 +281,11 @@ def test_sockets_are_out_of_reach(tool, tmp_path):
         "import os\nfor n in range(100): open(f'/tmp/{n}', 'wb').write(bytes(1 << 24))",
         "import os\nfor n in range(100): open(f'/dev/shm/{n}', 'wb').write(bytes(1 << 24))",
         "import os\nfor n in range(300): os.memfd_create(str(n))",
+        "import mmap\nmmap.mmap(-1, 1 << 20)",  # would not count as memory of the process
+        "import mmap\nwith open('/dev/zero', 'r+b') as file: mmap.mmap(file.fileno(), 1 << 20)",
         "import os\nwhile True: os.fork()",
     ],
-    ids=["heap", "files", "shared files", "memfd", "forks"],
+    ids=["heap", "files", "shared files", "memfd", "shared mapping", "shared zeros", "forks"],
 )
 def test_memory_and_processes_are_limited(tool, code):
     assert "Error" in tool(code)
