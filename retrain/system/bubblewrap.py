@@ -36,6 +36,7 @@ _OF_ETC = (
     *("alternatives", "fonts", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime"),
     *("mime.types", "nsswitch.conf", "passwd", "ssl", "timezone"),
 )
+_OF_PYTHON = ("bin", "include", "lib", "lib64", "share", "ssl", "pyvenv.cfg")
 _TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - private
 _PROBE_S = 30.0
 
@@ -120,8 +121,7 @@ def run(code: str, seconds: float, most: int) -> str:
         os.fdopen(begun, "rb") as begun_file,
     ):
         filters = os.memfd_create("filter")
-        os.write(filters, _filter(processes=os.geteuid() != 0))  # the kernel does not count root's processes
-        os.lseek(filters, 0, os.SEEK_SET)
+        os.pwrite(filters, _filter(processes=os.geteuid() != 0), 0)  # the kernel does not count root's processes
         files = (info, ready, filters)
         try:
             command = [program, *_options(), "--info-fd", str(info), "--seccomp", str(filters), "--", sys.executable]
@@ -132,11 +132,9 @@ def run(code: str, seconds: float, most: int) -> str:
         finally:
             for file in files:
                 os.close(file)
-        late = _wait(process, about_file.read(), seconds)
-        if late:
+        if _wait(process, about_file.read(), seconds):
             raise TimeoutError(f"it took more than {seconds:g} s")
-        printed.seek(0)
-        shown = printed.read(most).decode(errors="replace")
+        shown = os.pread(printed.fileno(), most, 0).decode(errors="replace")
         if begun_file.read() != b"+":
             raise OSError(f"the code could not be run ({shown.strip()[:400] or 'bwrap ended'})")
         return shown
@@ -172,13 +170,16 @@ def _options() -> list[str]:
     """Return the options of bwrap."""
     found = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--proc", "/proc"]
     found += ["--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero"]  # mapping /dev/zero would share memory
-    for place in _TEMPORARY:
-        found += ["--size", str(_ROOM), "--tmpfs", place]
-    binds, links = layout(_visible())
-    for path in binds:
-        found += ["--ro-bind", path, path]
-    for path, target in links.items():
-        found += ["--symlink", target, path]
+    found += [word for place in _TEMPORARY for word in ("--size", str(_ROOM), "--tmpfs", place)]
+    here, visible = os.getcwd(), _visible()
+    binds, links = layout(visible)
+    found += [word for path in binds for word in ("--ro-bind", path, path)]
+    if here in binds or _below(here, binds):  # a project in /usr/src, or one with its packages beside its files
+        inner, more = layout(path for path in visible if _below(path, [here]) or _below(os.path.realpath(path), [here]))
+        found += ["--size", str(_ROOM), "--tmpfs", here]
+        found += [word for path in inner for word in ("--ro-bind", path, path)]
+        links |= more
+    found += [word for path, target in links.items() for word in ("--symlink", target, path)]
     return [*found, "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", _TEMPORARY[0]]
 
 
@@ -186,8 +187,8 @@ def _visible() -> list[str]:
     """Return the paths that the code sees: programs and libraries, but no file of a project."""
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    etc = [f"/etc/{name}" for name in _OF_ETC]
-    return [*_SYSTEM, *etc, sys.prefix, sys.base_prefix, *packages, *filter(os.path.isabs, libraries)]
+    own = [f"{prefix}/{name}" for prefix in (sys.prefix, sys.base_prefix) for name in _OF_PYTHON]
+    return [*_SYSTEM, *(f"/etc/{name}" for name in _OF_ETC), *own, *packages, *filter(os.path.isabs, libraries)]
 
 
 def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:

@@ -336,6 +336,25 @@ def test_a_path_below_a_link_is_reached_through_it(tmp_path):
     assert bubblewrap.layout(seen) == ([str(tmp_path / "real")], {str(tmp_path / "link"): str(tmp_path / "real")})
 
 
+@pytest.mark.parametrize("packages", [".venv", "."])
+def test_a_project_below_what_the_code_sees_is_out_of_reach(tmp_path, packages):
+    """A project in /usr/src, whose interpreter is below it, or a virtual environment that is the project itself."""
+    source = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from retrain.system import bubblewrap
+if {packages == ".venv"}: bubblewrap._SYSTEM += ({str(tmp_path)!r},)
+print(bubblewrap.run("import os; print(*sorted(os.listdir({str(tmp_path / "project")!r})))", 30, 400))
+"""
+    project = tmp_path / "project"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", project / packages], check=True)
+    (project / "answers.jsonl").write_text(SECRET)
+    python = [project / packages / "bin" / "python", "-c", source]
+    done = subprocess.run(python, capture_output=True, text=True, cwd=project, check=False)
+    seen = {".venv": {".venv"}, ".": {"bin", "include", "lib", "lib64", "pyvenv.cfg"}}[packages]
+    assert {*done.stdout.split()} == seen, done.stderr
+
+
 def test_an_environment_behind_a_link_runs_the_code(tmp_path):
     (tmp_path / ".venv").symlink_to(sys.prefix)
     python = tmp_path / ".venv" / Path(sys.executable).relative_to(sys.prefix)
