@@ -23,9 +23,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "strategy": "retrain.data.strategy:Strategy",
         "rare": "retrain.data.strategy:Rare",
     },
-    "curriculum": {
-        "band": "retrain.data.band:Band",
-    },
+    "curriculum": {"band": "retrain.data.band:Band"},
     "source": {
         "expert": "retrain.data.expert_source:ExpertSource",
         "replay": "retrain.data.replay:Replay",

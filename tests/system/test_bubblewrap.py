@@ -292,6 +292,12 @@ def test_memory_and_processes_are_limited(tool, code):
     assert tool("print(1)") == "1\n"
 
 
+def test_the_kernel_ends_the_code_before_the_trainer_without_memory(tool):
+    """Each of 64 processes may have as much memory as the worker."""
+    assert tool("print(open('/proc/self/oom_score_adj').read())").strip() == "1000"
+    assert "Error" in tool("open('/proc/self/oom_score_adj', 'w').write('0')")
+
+
 def test_a_privilege_cannot_be_had(tool):
     code = "import ctypes; print(ctypes.CDLL(None).unshare({flag}))"
     assert {tool(code.format(flag=flag)) for flag in (0x10000000, 0x00020000, 0x20000000)} == {"-1\n"}
