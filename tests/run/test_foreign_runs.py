@@ -126,6 +126,14 @@ def test_a_tool_of_python_imports_nothing_from_the_current_directory(theirs, mon
     assert not mark.exists()
 
 
+def test_code_beside_the_runs_of_a_campaign_is_not_imported(theirs):
+    mark = theirs(rewards=[{"name": "theirs.chance.fn"}])
+    shutil.copytree("theirs", "theirs/cells/grpo/s0")
+    done = invoke(["eval", "theirs/cells/grpo/s0"])
+    assert "chance.py belongs to the run that is opened" in done.stderr
+    assert not mark.exists()
+
+
 def test_a_package_in_the_run_is_not_imported_for_a_module_in_it(theirs):
     mark = theirs(rewards=[{"name": "theirs.package.chance.fn"}])
     package = Path("theirs/package")
