@@ -139,7 +139,7 @@ def _is_users(hello: Hello) -> bool:
     """
     values = (value if isinstance(value, list | tuple) else [value] for value in hello.params.values())
     names = [hello.target, *(one for several in values for one in several if isinstance(one, str))]
-    return any(("." in name or ":" in name) and not name.startswith("retrain.") for name in names)
+    return any(("." in name or ":" in name) and not name.startswith(("retrain.", "builtins.")) for name in names)
 
 
 def readable_fields(problem: Mapping[str, Any], reads: Sequence[str]) -> dict[str, Any]:

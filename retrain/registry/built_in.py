@@ -23,13 +23,8 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "strategy": "retrain.data.strategy:Strategy",
         "rare": "retrain.data.strategy:Rare",
     },
-    "curriculum": {
-        "band": "retrain.data.band:Band",
-    },
-    "source": {
-        "expert": "retrain.data.expert_source:ExpertSource",
-        "replay": "retrain.data.replay:Replay",
-    },
+    "curriculum": {"band": "retrain.data.band:Band"},
+    "source": {"expert": "retrain.data.expert_source:ExpertSource", "replay": "retrain.data.replay:Replay"},
     "reward": {
         "gym": "retrain.data.gym:GymReward",
         "boxed_math": "retrain.rewards.boxed_math:BoxedMath",

@@ -17,13 +17,14 @@ FIX = "check the value, then add --trust, or override the key with --set"
 
 
 class _RunFinder(MetaPathFinder):
-    """Refuses modules whose file is in a run directory, and finds no others.
+    """Refuses modules whose file is in a run directory or the directory of its campaign, and finds no others.
 
     As a finder it also refuses what the user's own modules import, and every parent package before it runs.
     """
 
     def __init__(self, run: Path) -> None:
-        self._run = run.resolve()
+        run = run.resolve()
+        self._run = run.parents[2] if run.match("cells/*/*") else run
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

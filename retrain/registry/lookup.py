@@ -202,8 +202,8 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise ComponentError(f'"{path}" is not a dotted path', "write it as package.module.function")
-    # Modules of this package must not be found in the current directory, which may be a run of another user.
-    search = nullcontext() if module_name.startswith("retrain.") else _search(search_paths)
+    # Modules of this package or Python must not be found in the current directory, which may be a run of another user.
+    search = nullcontext() if path in _HARMLESS or module_name.startswith("retrain.") else _search(search_paths)
     with search, _importing(module_name, search_paths):
         module = importlib.import_module(module_name)
         found = getattr(module, attribute, None)

@@ -225,7 +225,7 @@ def _without_weights(run: Path) -> tuple[str, str]:
             problem = "is finished, and its model and checkpoints are deleted ([campaign] keep)"
             return problem, f"train it again: retrain train {run / 'config.toml'} --fresh"
         if outcome not in (None, "running"):
-            fix = f"continue it: retrain train {run / 'config.toml'} --resume auto"
+            fix = "continue it: repeat its command with --resume auto, or that of its campaign"
             return "ended before its first checkpoint", fix
     return "has neither a final model nor a checkpoint yet", "wait for the first one"
 

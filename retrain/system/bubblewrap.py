@@ -36,6 +36,7 @@ _OF_ETC = (
     *("alternatives", "fonts", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime"),
     *("mime.types", "nsswitch.conf", "passwd", "ssl", "timezone"),
 )
+_OF_PYTHON = ("bin", "include", "lib", "lib64", "share", "ssl", "pyvenv.cfg")
 _TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - private
 _PROBE_S = 30.0
 
@@ -55,24 +56,26 @@ exec(compile(sys.argv.pop(), "<string>", "exec"))
 # Bubblewrap's namespaces leave sockets of the machine (vsock) and the number of root's processes open. Its seccomp
 # filter, a BPF program, refuses both, and the system calls with which code could look for errors of the kernel.
 _MACHINES = {
-    "x86_64": (0xC000003E, 53, 56, (57, 58), (
+    "x86_64": (0xC000003E, 9, 53, 56, (57, 58), (
         *(29, 41, 64, 68, 101, 165, 240, 248, 249, 250, 272, 298, 308, 310, 311, 319, 321, 323, 425, 447),
     )),
-    "aarch64": (0xC00000B7, 199, 220, (), (
+    "aarch64": (0xC00000B7, 222, 199, 220, (), (
         *(40, 97, 117, 180, 186, 190, 194, 198, 217, 218, 219, 241, 268, 270, 271, 279, 280, 282, 425, 447),
     )),
 }  # fmt: skip
-"""Machine -> its number in audit.h, and the numbers of its system calls: socketpair; clone; those without arguments
-that create a process; and those that are refused: shmget, socket, semget, msgget, ptrace, mount, mq_open, add_key,
-request_key, keyctl, unshare, perf_event_open, setns, process_vm_readv and writev, memfd_create, bpf, userfaultfd,
-io_uring_setup, memfd_secret."""
+"""Machine -> its number in audit.h, and the numbers of its system calls: mmap; socketpair; clone; those without
+arguments that create a process; and those that are refused: shmget, socket, semget, msgget, ptrace, mount, mq_open,
+add_key, request_key, keyctl, unshare, perf_event_open, setns, process_vm_readv and writev, memfd_create, bpf,
+userfaultfd, io_uring_setup, memfd_secret."""
 _X32, _CLONE3 = 0x40000000, 435
 """First number of the x32 calls of x86_64; a call whose flags are in memory, which a filter cannot read."""
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
 """Flags of clone: create a thread; create a namespace of any kind."""
 _SOCK_STREAM, _SOCK_TYPE = 1, 0xF
+_SHARED_MEMORY = 0x21
+"""Flags of mmap: memory that is shared and in no file. Its limit, RLIMIT_AS, has room for libraries."""
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _FOURTH = 0, 4, 16, 24, 40
 _ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38
 
 
@@ -118,27 +121,20 @@ def run(code: str, seconds: float, most: int) -> str:
         os.fdopen(begun, "rb") as begun_file,
     ):
         filters = os.memfd_create("filter")
-        os.write(filters, _filter(processes=os.geteuid() != 0))  # the kernel does not count root's processes
-        os.lseek(filters, 0, os.SEEK_SET)
+        os.pwrite(filters, _filter(processes=os.geteuid() != 0), 0)  # the kernel does not count root's processes
+        files = (info, ready, filters)
         try:
             command = [program, *_options(), "--info-fd", str(info), "--seccomp", str(filters), "--", sys.executable]
             command += ["-I", "-c", _BEGIN.format(limits=_limits(), ready=ready), text.decode()]
             process = subprocess.Popen(  # noqa: S603 - the user's own bwrap
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=printed,
-                env=_variables(),
-                pass_fds=(info, ready, filters),
+                command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, env=_variables(), pass_fds=files
             )
         finally:
-            for file in (info, ready, filters):
+            for file in files:
                 os.close(file)
-        late = _wait(process, about_file.read(), seconds)
-        if late:
+        if _wait(process, about_file.read(), seconds):
             raise TimeoutError(f"it took more than {seconds:g} s")
-        printed.seek(0)
-        shown = printed.read(most).decode(errors="replace")
+        shown = os.pread(printed.fileno(), most, 0).decode(errors="replace")
         if begun_file.read() != b"+":
             raise OSError(f"the code could not be run ({shown.strip()[:400] or 'bwrap ended'})")
         return shown
@@ -173,14 +169,17 @@ def _wait(process: subprocess.Popen[bytes], info: bytes, seconds: float) -> bool
 def _options() -> list[str]:
     """Return the options of bwrap."""
     found = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--proc", "/proc"]
-    found += ["--dev", "/dev"]
-    for place in _TEMPORARY:
-        found += ["--size", str(_ROOM), "--tmpfs", place]
-    binds, links = layout(_visible())
-    for path in binds:
-        found += ["--ro-bind", path, path]
-    for path, target in links.items():
-        found += ["--symlink", target, path]
+    found += ["--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero"]  # mapping /dev/zero would share memory
+    found += [word for place in _TEMPORARY for word in ("--size", str(_ROOM), "--tmpfs", place)]
+    here, visible = os.getcwd(), _visible()
+    binds, links = layout(visible)
+    found += [word for path in binds for word in ("--ro-bind", path, path)]
+    if here in binds or _below(here, binds):  # a project in /usr/src, or one with its packages beside its files
+        inner, more = layout(path for path in visible if _below(path, [here]) or _below(os.path.realpath(path), [here]))
+        found += ["--size", str(_ROOM), "--tmpfs", here]
+        found += [word for path in inner for word in ("--ro-bind", path, path)]
+        links |= more
+    found += [word for path, target in links.items() for word in ("--symlink", target, path)]
     return [*found, "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", _TEMPORARY[0]]
 
 
@@ -188,8 +187,8 @@ def _visible() -> list[str]:
     """Return the paths that the code sees: programs and libraries, but no file of a project."""
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    etc = [f"/etc/{name}" for name in _OF_ETC]
-    return [*_SYSTEM, *etc, sys.prefix, sys.base_prefix, *packages, *filter(os.path.isabs, libraries)]
+    own = [f"{prefix}/{name}" for prefix in (sys.prefix, sys.base_prefix) for name in _OF_PYTHON]
+    return [*_SYSTEM, *(f"/etc/{name}" for name in _OF_ETC), *own, *packages, *filter(os.path.isabs, libraries)]
 
 
 def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -228,12 +227,14 @@ def _filter(processes: bool) -> bytes:
     """
     rows: list[tuple[int, int, int, int]] = []
     if machine := _MACHINES.get(os.uname().machine):
-        audit, socketpair, clone, forks, refused = machine
+        audit, mmap, socketpair, clone, forks, refused = machine
         rows += [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _EPERM)]
         rows += [(_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
         for number in (*refused, *(() if processes else forks)):
             rows += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
         rows += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]  # libraries fall back to clone
+        rows += [(_EQUAL, 0, 5, mmap), (_LOAD, 0, 0, _FOURTH), (_AND, 0, 0, _SHARED_MEMORY)]
+        rows += [(_EQUAL, 0, 1, _SHARED_MEMORY), (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
         # A stream pair stays connected; a datagram socket can send to any socket in the file system.
         rows += [(_EQUAL, 0, 5, socketpair), (_LOAD, 0, 0, _SECOND), (_AND, 0, 0, _SOCK_TYPE)]
         rows += [(_EQUAL, 1, 0, _SOCK_STREAM), (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]

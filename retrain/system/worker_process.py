@@ -182,7 +182,12 @@ def limit(kind: int, value: int) -> None:
 
 
 def _limit_memory(memory_mb: int) -> None:
-    """Limit the memory of this process, and write no core file if it exceeds the limit."""
+    """Limit the memory of this process, and write no core file if it exceeds the limit.
+
+    If the machine has too little memory, the kernel ends this process, and what it starts, before the trainer.
+    """
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     limit(resource.RLIMIT_CORE, 0)
     if memory_mb:
         limit(resource.RLIMIT_DATA, memory_mb << 20)

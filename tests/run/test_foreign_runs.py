@@ -117,6 +117,23 @@ def test_code_beside_a_run_is_not_imported_in_its_own_directory(theirs, monkeypa
     assert not mark.exists()
 
 
+def test_a_tool_of_python_imports_nothing_from_the_current_directory(theirs, monkeypatch):
+    mark = theirs(environment__name="tools", tools={"functions": ["builtins.str"], "describe": False})
+    for name in ("sitecustomize", "asyncio"):  # Python and the environment's worker import these
+        Path(f"theirs/{name}.py").write_text(EVIL.format(mark=str(mark)))
+    monkeypatch.chdir("theirs")
+    assert invoke(["eval", "."]).exit_code == 0
+    assert not mark.exists()
+
+
+def test_code_beside_the_runs_of_a_campaign_is_not_imported(theirs):
+    mark = theirs(rewards=[{"name": "theirs.chance.fn"}])
+    shutil.copytree("theirs", "theirs/cells/grpo/s0")
+    done = invoke(["eval", "theirs/cells/grpo/s0"])
+    assert "chance.py belongs to the run that is opened" in done.stderr
+    assert not mark.exists()
+
+
 def test_a_package_in_the_run_is_not_imported_for_a_module_in_it(theirs):
     mark = theirs(rewards=[{"name": "theirs.package.chance.fn"}])
     package = Path("theirs/package")

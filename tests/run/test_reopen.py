@@ -75,3 +75,11 @@ def test_an_older_checkpoint_is_used_with_a_warning(train):
     context.close()
     assert context.trained.steps == 2
     assert any("falling back" in details["text"] and details["level"] == "warning" for _, details in seen[:1])
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_continued_by_its_own_command(tmp_path):
+    """Its config.toml has the overrides of the command as comments, and the name of another run."""
+    (tmp_path / "config.resolved.json").write_text("{}")
+    (tmp_path / "status.json").write_text('{"outcome": "stopped"}')
+    with pytest.raises(ConfigError, match="repeat its command with --resume auto, or that of its campaign"):
+        reopen(tmp_path, [], lambda *_: None)

@@ -281,13 +281,21 @@ def test_sockets_are_out_of_reach(tool, tmp_path):
         "import os\nfor n in range(100): open(f'/tmp/{n}', 'wb').write(bytes(1 << 24))",
         "import os\nfor n in range(100): open(f'/dev/shm/{n}', 'wb').write(bytes(1 << 24))",
         "import os\nfor n in range(300): os.memfd_create(str(n))",
+        "import mmap\nmmap.mmap(-1, 1 << 20)",  # would not count as memory of the process
+        "import mmap\nwith open('/dev/zero', 'r+b') as file: mmap.mmap(file.fileno(), 1 << 20)",
         "import os\nwhile True: os.fork()",
     ],
-    ids=["heap", "files", "shared files", "memfd", "forks"],
+    ids=["heap", "files", "shared files", "memfd", "shared mapping", "shared zeros", "forks"],
 )
 def test_memory_and_processes_are_limited(tool, code):
     assert "Error" in tool(code)
     assert tool("print(1)") == "1\n"
+
+
+def test_the_kernel_ends_the_code_before_the_trainer_without_memory(tool):
+    """Each of 64 processes may have as much memory as the worker."""
+    assert tool("print(open('/proc/self/oom_score_adj').read())").strip() == "1000"
+    assert "Error" in tool("open('/proc/self/oom_score_adj', 'w').write('0')")
 
 
 def test_a_privilege_cannot_be_had(tool):
@@ -332,6 +340,25 @@ def test_a_path_below_a_link_is_reached_through_it(tmp_path):
     (tmp_path / "link").symlink_to("real")
     seen = [str(tmp_path / "link" / "lib" / "site-packages"), str(tmp_path / "link")]
     assert bubblewrap.layout(seen) == ([str(tmp_path / "real")], {str(tmp_path / "link"): str(tmp_path / "real")})
+
+
+@pytest.mark.parametrize("packages", [".venv", "."])
+def test_a_project_below_what_the_code_sees_is_out_of_reach(tmp_path, packages):
+    """A project in /usr/src, whose interpreter is below it, or a virtual environment that is the project itself."""
+    source = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from retrain.system import bubblewrap
+if {packages == ".venv"}: bubblewrap._SYSTEM += ({str(tmp_path)!r},)
+print(bubblewrap.run("import os; print(*sorted(os.listdir({str(tmp_path / "project")!r})))", 30, 400))
+"""
+    project = tmp_path / "project"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", project / packages], check=True)
+    (project / "answers.jsonl").write_text(SECRET)
+    python = [project / packages / "bin" / "python", "-c", source]
+    done = subprocess.run(python, capture_output=True, text=True, cwd=project, check=False)
+    seen = {".venv": {".venv"}, ".": {"bin", "include", "lib", "lib64", "pyvenv.cfg"}}[packages]
+    assert {*done.stdout.split()} == seen, done.stderr
 
 
 def test_an_environment_behind_a_link_runs_the_code(tmp_path):

@@ -32,7 +32,7 @@ from retrain.report.exported_figures import FOLDER, Drawing, stacked, write_figu
 from retrain.report.page import Table, fill, plural
 from retrain.report.samples import conversation
 from retrain.report.shown_settings import settings
-from retrain.system.files import write_text, writing
+from retrain.system.files import plain_files, write_text, writing
 from retrain.system.records import read_json
 
 _TOKENS = 400
@@ -61,13 +61,14 @@ def write_report(directory: Path) -> Report:
 
     Raises:
         ConfigError: there is no campaign at this path.
-        StorageError: the campaign cannot be read, or the report cannot be written.
+        StorageError: the campaign cannot be read, an entry of it is a link, or the report cannot be written.
     """
     tables = read_campaign_tables(directory)
     analysis, premises = analyze(tables), premises_of(directory, tables)
     every = [read_campaign(directory, outcome=one) for one in analysis.outcomes]
     commands = run_facts.campaign_commands(directory, every[0])
     html, text, tex = (directory / f"report.{kind}" for kind in ("html", "md", "tex"))
+    plain_files(directory, deep=False)
     with writing(directory):
         pages = {table.task: run_pages(table, directory) for table in analysis.main}
         contents = _contents(analysis, commands, premises)

@@ -23,17 +23,11 @@ from transformers import (
 from retrain.errors import ComponentError, StorageError
 from retrain.system.files import check_sums, expanded
 from retrain.system.model_paths import model_location, packaged, problem_with
+from retrain.system.records import read_json
 from retrain.weights import ParameterReader
 
 _KERNELS = (
-    None,
-    "eager",
-    "sdpa",
-    "flex_attention",
-    "flash_attention_2",
-    "flash_attention_3",
-    "grouped_mm",
-    "batched_mm",
+    *(None, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "grouped_mm", "batched_mm"),
 )
 """Attention implementations of transformers itself or of packages that the user installs."""
 
@@ -103,6 +97,10 @@ def _checked(path: str) -> str:
     if problem := problem_with(path):
         raise ComponentError(*problem)
     location, model = model_location(path), packaged(path)
+    for index in Path(location).glob("*.index.json"):  # transformers would follow a path out of the directory
+        files = read_json(index).get("weight_map")
+        if isinstance(files, dict) and "/" in str([*files.values()]):
+            raise StorageError(f"{index} names weights in another directory; export or download the model again")
     check_sums(Path(location), "export the model again" if model is None else f"run `retrain model fetch {model.name}`")
     return location
 

@@ -15,6 +15,7 @@ from retrain.campaign.verdict.run_facts import environments, what_differs
 from retrain.campaign.verdict.run_reader import read_campaign
 from retrain.campaign.verdict.sentences import short, title, why
 from retrain.campaign.verdict.verdict_page import exported, render, write_report
+from retrain.errors import StorageError
 from tests.campaign.tables import write_campaign
 from tests.report.test_run_page import HOSTILE, checked
 
@@ -129,6 +130,16 @@ def test_a_campaign_that_has_just_begun_has_a_report(tmp_path):
     assert "grpo seed 0 unfinished: it has not finished" in words
     assert "Where the credit goes" not in words
     assert "Learning curves" not in words
+
+
+@pytest.mark.parametrize("name", ["figures", "report.html"])
+def test_a_report_is_not_written_where_a_link_leads(tmp_path, name):
+    directory, elsewhere = write_campaign(tmp_path / "a", **SMALL), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (directory / name).symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=f"{name} is a link"):
+        write_report(directory)
+    assert not [*elsewhere.iterdir()]
 
 
 def test_hostile_text_stays_text(tmp_path):

@@ -76,6 +76,11 @@ def change_config(directory, **changes):
     [
         (lambda d: (d / "config.json").unlink(), ComponentError, "no config.json"),
         (lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), StorageError, "weights cannot be read"),
+        (
+            lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../x.safetensors"}}'),
+            StorageError,
+            "names weights in another directory",
+        ),
         (lambda d: change_config(d, num_hidden_layers=3), StorageError, r"no weights for model\.layers\.2"),
         (
             lambda d: change_config(d, model_type="own", auto_map={"AutoConfig": "x.C", "AutoModelForCausalLM": "x.M"}),
