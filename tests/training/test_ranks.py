@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.fsdp import FSDPModule
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.errors import EngineError
@@ -114,6 +115,7 @@ def test_state_that_one_world_saves_another_continues(pair, tmp_path, name):
             torch.testing.assert_close(result["weights"][key], value, rtol=0, atol=2e-5 if name == "muon" else 1e-5)
 
 
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.11 cannot reshard after a failure")
 def test_the_optimizer_holds_what_is_trained_whatever_was_forwarded_before(pair):
     assert pair.run("trained_parameters")["same"] == [True] * 4
 
