@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from retrain.registry import transform
+from retrain import transform
 
 if TYPE_CHECKING:
     from torch import Tensor
