@@ -137,7 +137,7 @@ def each_checkpoint(
             context.close()
     if context is None:
         fix = "give runs/NAME of a run that has saved one"
-        raise ConfigError([ConfigProblem(str(run), 0, 0, "run", "has no valid checkpoint", fix)])
+        raise ConfigError.at(run, "run", "has no valid checkpoint", fix)
 
 
 def _restore(trained: TrainState, run: Path, saved: State | None, observe: Observer) -> None:
@@ -264,7 +264,7 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         there = ", ".join(one.name for one in sorted(target.parent.glob("step-*")))
         fix = f"there are {there}" if there else "give runs/NAME or runs/NAME/checkpoints/step-000100"
         problem = "is not a run"
-    raise ConfigError([ConfigProblem(str(target), 0, 0, "run", problem, fix)])
+    raise ConfigError.at(target, "run", problem, fix)
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:

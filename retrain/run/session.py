@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.resolve import LoadedConfig
-from retrain.errors import ConfigError, ConfigProblem, UserCodeError
+from retrain.errors import ConfigError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.report.run_summary import summary
 from retrain.run.findings import Evidence, RunFindings
@@ -131,7 +131,7 @@ def _earlier(resume: Resume, path: Path) -> Path:
         return path
     if not checkpoint.is_one(resume.path):
         fix = "give auto, or runs/NAME/checkpoints/step-000100"
-        raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "is not a checkpoint", fix)])
+        raise ConfigError.at("--resume", str(resume.path), "is not a checkpoint", fix)
     return resume.path.resolve().parents[1]
 
 
@@ -144,7 +144,7 @@ def _end_complete(path: Path, changes: Sequence[str], observe: Observer) -> None
     problem = "is finished, and its checkpoints are deleted"
     if changes:
         fix = "train it again with --fresh, or choose another name"
-        raise ConfigError([ConfigProblem(str(path), 0, 0, "run directory", problem, fix)])
+        raise ConfigError.at(path, "run directory", problem, fix)
     observe("message", {"text": f"{path} {problem}: there is nothing to resume", "level": "info"})
 
 

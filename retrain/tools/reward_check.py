@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from retrain.config.resolve import LoadedConfig, labels
-from retrain.errors import ConfigError, ConfigProblem, DataError
+from retrain.errors import ConfigError, DataError
 from retrain.registry import reward
 from retrain.report.page import Table
 from retrain.rewards.pool import RewardPool
@@ -116,7 +116,7 @@ def check_rewards(loaded: LoadedConfig, count: int, track: Track = iter) -> list
     """
     if labels(loaded.config):
         problem, fix = "the environment rewards this run, and its episodes have no such forms", "use retrain play"
-        raise ConfigError([ConfigProblem(loaded.file, 0, 0, "environment", problem, fix)])
+        raise ConfigError.at(loaded.file, "environment", problem, fix)
     task = loaded.task(loaded.config.training.seed)
     problems = [task.problem(index) for index in range(count)]
     return paid(loaded, [problem for problem in problems if problem.answer.strip()], track)

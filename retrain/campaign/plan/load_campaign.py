@@ -152,8 +152,7 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
     own = [text for text in overrides if text.strip().startswith(f"{SECTION}.")]
     source = read(file, own)
     if not is_campaign(file):
-        problem = ConfigProblem(str(file), 0, 0, "file", "no [campaign] table", "add [campaign], or use retrain train")
-        raise ConfigError([problem])
+        raise ConfigError.at(file, "file", "no [campaign] table", "add [campaign], or use retrain train")
     settings = _settings(source)
     executor = Binder(source).bind(Slot("executor", settings.executor, (SECTION, "executor")))
     base = _base(settings, source)
