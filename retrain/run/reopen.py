@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 from weakref import finalize
 
 from retrain import registry
-from retrain.config.document import Document, canonical, show
+from retrain.config.document import Document, show
 from retrain.config.foreign_values import ForeignValue, in_components, in_sections
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
@@ -267,19 +267,8 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
     raise ConfigError.at(target, "run", problem, fix)
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
-    """Return the differences to the run to be resumed.
-
-    Args:
-        allowed: keys that `--allow-change` names.
-    Raises:
-        ConfigError: another key has changed.
-    """
-    return config_changes(old, new, [canonical(key) for key in allowed])
-
-
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str], run: Path) -> list[str]:
-    """Return the changes of the settings of an earlier run, without secrets; see `changes`.
+    """Return the changes of the settings of an earlier run, without secrets; see `config_changes`.
 
     Keys that are newer than that run get their defaults. Finding the defaults imports the code that
     the configuration names. The earlier run may come from somebody else: if it names code that
@@ -298,7 +287,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Se
     if {*in_sections(document)} <= {*in_sections(current)}:
         with suppress(RetrainError), refused(run):  # if it is invalid by today's rules, compare its own keys only
             known = dict(flatten(masked(validate(document).resolved()))) | known
-    return changes(known, masked(new), allowed)
+    return config_changes(known, masked(new), allowed)
 
 
 def accept_checkpoint(
@@ -319,7 +308,7 @@ def accept_checkpoint(
     known = state["started_with"]
     found = changed_settings(known["config"], started["config"], allowed, run)
     old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
-    found += changes(old, new, allowed)
+    found += config_changes(old, new, allowed)
     if (saved := known["ranks"]) != started["ranks"]:
         count = started["ranks"]
         found.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")

@@ -20,7 +20,7 @@ from retrain.run.stop_signal import Stop, StopCondition
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
-from retrain.storage.run_files import read_rows, understood
+from retrain.storage.run_files import config_changes, read_rows, understood
 from retrain.system.process import launched
 from retrain.types import Observer, State
 
@@ -184,11 +184,9 @@ def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[
     """Load a checkpoint if there is one, prepare the findings, and return (steps done, cursor of the task)."""
     start = cursor = 0
     if state is not None:
-        from retrain.run.reopen import changes
-
         with understood(context.directory.path):
             # The file at the same path may have changed; the cursor would then select other problems.
-            for change in changes(state["loop"]["data"], context.data, resume.allow_change):
+            for change in config_changes(state["loop"]["data"], context.data, resume.allow_change):
                 context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
             start, cursor = context.load_state_dict(state)
         context.observe("message", {"text": f"resumed after step {start}", "level": "info"})

@@ -11,6 +11,7 @@ from retrain.errors import ConfigError, DataError
 from retrain.registry import reward
 from retrain.report.page import Table
 from retrain.rewards.pool import RewardPool
+from retrain.rewards.signatures import completion_item
 from retrain.training.chat import plain_text
 from retrain.types import Problem
 
@@ -157,18 +158,8 @@ def paid(loaded: LoadedConfig, problems: Sequence[Problem], track: Track = iter)
 
 def _item(loaded: LoadedConfig, problem: Problem, text: str, group: int) -> dict[str, Any]:
     """Return a completion as rewards receive it. It has a token for each word, and is the only one of its group."""
-    words = len(text.split()) + 1
-    return {
-        "completion": text,
-        "answer": problem.answer,
-        "prompt": plain_text(problem.prompt),
-        "problem": problem.facts,
-        "length": words,
-        "max_tokens": loaded.config.training.max_tokens,
-        "finish_reason": "stop",
-        "completion_ids": tuple(range(words)),
-        "group": group,
-    }
+    ids, most = range(len(text.split()) + 1), loaded.config.training.max_tokens
+    return completion_item(problem, plain_text(problem.prompt), text, ids, most, group)
 
 
 def _other(answer: str, step: int = 0) -> str:

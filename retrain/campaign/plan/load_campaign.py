@@ -82,7 +82,7 @@ class LoadedCampaign:
     @cached_property
     def observed(self) -> list[str]:
         """Signals that at least one condition computes and stores; every run computes them, to be comparable."""
-        graphs = (config.components.graph(config.objective) for config in self.configs)
+        graphs = (config.components.pipeline_of(config.objective).graph for config in self.configs)
         signals = (stage for graph in graphs for stage in graph if stage.kind == "signal")
         return sorted({one.writes for one in signals if registry.signal.traits_of(one.bound.component).stored})
 
