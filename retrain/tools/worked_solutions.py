@@ -14,7 +14,7 @@ from retrain.errors import DataError
 from retrain.protocols import Task
 from retrain.rewards.signatures import completion_item
 from retrain.system.files import write_text, writing
-from retrain.types import Problem
+from retrain.types import Problem, messages_of
 
 Format = Literal["messages", "prompt"]
 
@@ -105,5 +105,4 @@ def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]
 def _row(problem: Problem, form: Format) -> dict[str, object]:
     if form == "prompt":
         return {"prompt": problem.prompt, "completion": problem.solution}
-    before = [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else problem.prompt
-    return {"messages": [*before, {"role": "assistant", "content": problem.solution}]}
+    return {"messages": [*messages_of(problem.prompt), {"role": "assistant", "content": problem.solution}]}
