@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Self
 
 
 class RetrainError(Exception):
@@ -64,6 +65,16 @@ class ConfigError(RetrainError):
         self.problems = problems
         self.exit_code = min((problem.exit_code for problem in problems), default=2)
         super().__init__("\n".join(str(problem) for problem in problems))
+
+    @classmethod
+    def at(cls, place: object, key: str, problem: str, fix: str = "") -> Self:
+        """Return the error for a single problem that has no line: of a path, an option or an argument.
+
+        Args:
+            place: what the message begins with, such as a path or the name of a command.
+            key, problem, fix: see `ConfigProblem`.
+        """
+        return cls([ConfigProblem(str(place), 0, 0, key, problem, fix)])
 
 
 class ComponentError(RetrainError):

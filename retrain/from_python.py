@@ -13,7 +13,7 @@ import tomli_w
 
 from retrain.cli.arguments import warn
 from retrain.config.load import load
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError
 from retrain.storage.run_files import read_rows
 from retrain.system.process import thread_waiting
 
@@ -65,7 +65,7 @@ class Run:
         folder = self.path / "model"
         if not (folder / "config.json").is_file():
             fix = f"retrain export {self.path} writes the model of its newest checkpoint"
-            raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run", "has no final model", fix)])
+            raise ConfigError.at(self.path, "run", "has no final model", fix)
         from retrain.training.model.loading import load_model
 
         loaded = load_model(str(folder))
@@ -165,7 +165,7 @@ def _as_toml(data: Mapping[str, Any]) -> str:
         return tomli_w.dumps(data)
     except (TypeError, ValueError) as error:
         fix = "use what TOML has; leave a key with None out"
-        raise ConfigError([ConfigProblem(_DICT, 0, 0, "file", f"not valid TOML: {error}", fix)]) from None
+        raise ConfigError.at(_DICT, "file", f"not valid TOML: {error}", fix) from None
 
 
 def _as_flags(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -177,6 +177,6 @@ def _flags(key: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping) and value:
         yield from _as_flags(value, f"{key}.")
     elif value is None:
-        raise ConfigError([ConfigProblem("overrides", 0, 0, key, "TOML has no None", "leave the key out")])
+        raise ConfigError.at("overrides", key, "TOML has no None", "leave the key out")
     else:  # JSON with "=" after keys is TOML
         yield f"{key}={json.dumps(value, ensure_ascii=False, separators=(', ', '='), default=str)}"

@@ -103,6 +103,11 @@ class Problem:
         return facts | ({"environment": self.environment} if self.environment else {})
 
 
+def messages_of(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return a prompt as chat messages; a text is a single message of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters. Every field is explicit: no engine reads a model's own generation_config.

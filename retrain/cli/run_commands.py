@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retrain.cli.arguments import ApiKeyEnv, File, Overrides, warn
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError
 from retrain.system.process import launched, thread_waiting
 from retrain.system.terminal import say
 
@@ -130,7 +130,7 @@ def _resume_mode(resume: str | None, default: str, fresh: bool) -> tuple[Existin
     """
     if fresh and resume not in (None, "never"):
         problem, fix = "--fresh deletes the run that --resume needs", "drop one of the two"
-        raise ConfigError([ConfigProblem("--resume", 0, 0, resume, problem, fix)])
+        raise ConfigError.at("--resume", resume, problem, fix)
     if fresh:
         return "fresh", None
     resume = resume or default

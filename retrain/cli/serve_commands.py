@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retrain.cli.arguments import ApiKeyEnv, Overrides, Trust, api_key, needs_server, warn, warn_of_host
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError
 from retrain.system.http_client import address, is_loopback
 from retrain.system.terminal import say
 
@@ -52,7 +52,7 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
     """
     engine = target.is_file() or target.suffix == ".toml"
     if episodes and engine:
-        raise ConfigError([ConfigProblem("--episodes", 0, 0, str(episodes), "a vLLM server has none", "leave it out")])
+        raise ConfigError.at("--episodes", str(episodes), "a vLLM server has none", "leave it out")
     if engine:
         key = [f"vllm.api_key_env={api_key_env}"] if api_key_env else []
         _serve_engine(target, [*(overrides or ()), *key], host, port)
@@ -117,7 +117,7 @@ def episodes_from(loaded: LoadedConfig, serve: str, patience: float | None, key_
     found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})", serve)
     if not found or int(found[2]) > 65535:
         fix = "write it as 127.0.0.1:8000"
-        raise ConfigError([ConfigProblem("--serve", 0, 0, serve, "not a host and a port", fix)])
+        raise ConfigError.at("--serve", serve, "not a host and a port", fix)
     from retrain.config.environment_checks import check_endpoint
 
     needs_server()

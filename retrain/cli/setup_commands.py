@@ -6,8 +6,8 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +22,9 @@ from rich.text import Text
 
 from retrain.cli.arguments import Json
 from retrain.cli.config_commands import schema_text
-from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
+from retrain.errors import ConfigError, StorageError, did_you_mean
 from retrain.system import bubblewrap
+from retrain.system.files import writing
 from retrain.system.process import usable_cores
 from retrain.system.terminal import say
 
@@ -46,6 +47,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "vllm": ("vllm",),
 }
 """Extra -> the distributions that it installs."""
+_FOLDER = "name a file in a directory that you can write"
 
 
 def init(
@@ -71,11 +73,11 @@ def init(
         return
     if template not in templates:
         fix = did_you_mean(template, [*templates], "retrain init --list shows all templates")
-        raise ConfigError([ConfigProblem("--template", 0, 0, template, "there is no such template", fix)])
+        raise ConfigError.at("--template", template, "there is no such template", fix)
     _refuse_existing(file, force)
     text = templates[template].read_text(encoding="utf-8").replace(f"configs/{template}.toml", "FILE")
     text = text.replace('"configs/data/', f'"{_recipes()}/data/')
-    with _writing(file):
+    with writing(file, _FOLDER):
         file.write_text(f"#:schema {SCHEMA}\n" + text.replace("FILE", str(file)), encoding="utf-8")
         file.with_name(SCHEMA).write_text(schema_text() + "\n", encoding="utf-8")
     say(f"wrote {file}, and {SCHEMA} for editors\nnext: {_missing_data(text)}retrain train {file}")
@@ -86,26 +88,14 @@ def _write_skill(file: Path, force: bool) -> None:
     _refuse_existing(file, force)
     shipped = Path(__file__).parent / "templates" / file.name
     source = shipped if shipped.is_file() else Path(__file__).parents[2] / "docs" / "skill.md"
-    with _writing(file):
+    with writing(file, _FOLDER):
         shutil.copyfile(source, file)
     say(f"wrote {file}; coding agents read it in this directory, or in a folder of skills")
 
 
 def _refuse_existing(file: Path, force: bool) -> None:
     if file.exists() and not force:
-        raise ConfigError(
-            [ConfigProblem(str(file), 0, 0, "file", "exists already", "name another one, or add --force")]
-        )
-
-
-@contextmanager
-def _writing(file: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{file}: cannot be written ({error.strerror}); name a file in a directory that you can write"
-        ) from None
+        raise ConfigError.at(file, "file", "exists already", "name another one, or add --force")
 
 
 def _missing_data(text: str) -> str:
@@ -144,7 +134,7 @@ def plugins(
         fix = f"{did_you_mean(str(kind), [*KINDS, 'preset'])} one of: {', '.join(KINDS)}, preset".lstrip()
         if of := [one.kind for one in components(None) if one.name == kind]:
             fix = f"{kind} is a component of the kind {of[0]}: retrain plugins {of[0]}"
-        raise ConfigError([ConfigProblem("retrain plugins", 0, 0, str(kind), "no such kind of component", fix)])
+        raise ConfigError.at("retrain plugins", str(kind), "no such kind of component", fix)
     rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
     rows += [_described(component) for component in components(kind)]
     found = {(row["kind"], row["name"]) for row in rows}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from retrain.cli.arguments import Json, Overrides, Trust
-from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.errors import ConfigError, StorageError
 from retrain.system.files import SUMS
 from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, shown
@@ -223,7 +223,7 @@ def status(
     """Show the progress of runs and campaigns: steps, reward, held-out accuracy, time left."""
     found = [one for path in runs or [Path("runs")] for one in _runs_in(path)]
     if not found:
-        raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])
+        raise ConfigError.at("runs", "status", "there is no run here", "retrain train run.toml")
     from rich.console import Console
     from rich.live import Live
 

@@ -46,10 +46,9 @@ def check_endpoint(loaded: LoadedConfig, ranks: bool) -> None:
     Raises:
         ConfigError: the credit, `[rollout] overlap` or several ranks rule it out.
     """
-    from retrain.algorithms.graph.pipeline import Pipeline
 
     document = Document(loaded.file, loaded.text, places=dict(loaded.places))
-    pipeline = Pipeline.resolve(loaded.components.stages(loaded.objective.signals), loaded.components.signal)
+    pipeline = loaded.components.pipeline_of(loaded.objective)
     for name in (stage.name for stage in pipeline.graph if "problems" in stage.reads):
         problem = f'"{name}" continues completions from a prefix, and a program cannot be reset to one'
         document.refuse(("algorithm", "algorithm_mode"), problem, "use other credit, such as grpo")

@@ -50,7 +50,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
 
     config, engine = loaded.config, _engine(loaded)
     exact = _is_exact(loaded, engine["name"])
-    pipeline = Pipeline.resolve(loaded.components.stages(loaded.objective.signals), loaded.components.signal)
+    pipeline = loaded.components.pipeline_of(loaded.objective)
     signals = [one.bound for one in pipeline.graph if one.kind == "signal"]
     signal_models = [model for one in signals for model in registry.signal.traits_of(one.component).held(one.params)]
     bound = [(kind, one) for kind, several in loaded.components.bound.items() for one in several]

@@ -26,7 +26,7 @@ from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
 from retrain.config.rules.unread_keys import judged, unread_keys
 from retrain.config.schema import RUN_NAME, Config
-from retrain.errors import ComponentError, ConfigError, ConfigProblem
+from retrain.errors import ComponentError, ConfigError
 from retrain.system.masking import hide_named, literal_secrets
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _check_name(document: Document, stem: str) -> None:
     if not re.fullmatch(RUN_NAME, stem) and not (isinstance(logging, dict) and logging.get("name")):
         problem = f"the file's name, {stem!r}, is not a valid run name: letters, digits, dots, dashes, underscores"
         fix = "set [logging] name, or rename the file"
-        raise ConfigError([ConfigProblem(repr(document.file), 0, 0, "[logging] name", problem, fix)])
+        raise ConfigError.at(repr(document.file), "[logging] name", problem, fix)
 
 
 def validate(document: Document) -> LoadedConfig:

@@ -20,6 +20,7 @@ from retrain.environments.text_episode import text_episode
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.seeds import derive_seed
 from retrain.rewards.pool import RewardPool
+from retrain.rewards.signatures import completion_item
 from retrain.training.chat import plain_text
 from retrain.types import POLICY_COLUMNS, Batch, Problem
 
@@ -118,15 +119,14 @@ def _credit_and_loss(loaded: LoadedConfig) -> str:
     training, components = loaded.config.training, loaded.components
     batch = synthetic_batch(training.group_size, training.max_tokens)
     objective = components.objective(exact=False)
-    stages = components.stages(objective.signals)
-    planned = Pipeline.resolve(stages, components.signal)
     needs_model = [
         stage.name
-        for stage in planned.graph
+        for stage in components.pipeline.graph
         if stage.bound.component.stateful and not set(stage.bound.component.needs) <= set(_RUN_SCALARS)
     ]
     batch = batch.replace(**{name: _stand_in(name, batch) for name in needs_model})
-    pipeline = Pipeline.resolve(stages, components.signal, given=frozenset((*needs_model, *POLICY_COLUMNS)))
+    given = frozenset((*needs_model, *POLICY_COLUMNS))
+    pipeline = Pipeline.resolve(components.stages(objective.signals), components.signal, given)
     pipeline.build(loaded.resources)
     pipeline.before(batch)
     batch, _ = pipeline.credit(batch)
@@ -149,17 +149,8 @@ def _stand_in(name: str, batch: Batch) -> Any:
 def _rewards(loaded: LoadedConfig, problem: Problem) -> str:
     """Score the problem's worked solution, or else its bare answer, and return the rewards as text."""
     completion = problem.solution or problem.answer or "1"
-    item = {
-        "completion": completion,
-        "answer": problem.answer,
-        "prompt": str(problem.prompt),
-        "problem": problem.facts,
-        "length": 1,
-        "max_tokens": loaded.config.training.max_tokens,
-        "finish_reason": "stop",
-        "completion_ids": (0,),
-        "group": 0,
-    }
+    prompt, most = plain_text(problem.prompt), loaded.config.training.max_tokens
+    item = completion_item(problem, prompt, completion, (0,), most, group=0)
     settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "workers": 1, "max_failed": 1.0}
     with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
         # Two completions, because a reward that takes a batch must return a score for each.

@@ -114,12 +114,8 @@ class Resolved:
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """Credit stages with the signals that they and the objective read.
-
-        Raises:
-            ComponentError: nothing computes a column that is read.
-        """
-        return Pipeline.resolve(self.stages(self.objective(exact=False).signals), self.signal)
+        """The pipeline of an engine whose log-probs may differ from the trainer's; see `pipeline_of`."""
+        return self.pipeline_of(self.objective(exact=False))
 
     @property
     def contributing(self) -> list[Stage]:
@@ -201,9 +197,13 @@ class Resolved:
             hyper=hyper_of(lambda name: self.named("transform", name)) if has_context else {},
         )
 
-    def graph(self, objective: Objective) -> list[Stage]:
-        """Return the credit stages in order, with the signals that they and the objective read."""
-        return Pipeline.resolve(self.stages(objective.signals), self.signal).graph
+    def pipeline_of(self, objective: Objective) -> Pipeline:
+        """Return the credit stages with the signals that they and an objective read.
+
+        Raises:
+            ComponentError: nothing computes a column that is read.
+        """
+        return Pipeline.resolve(self.stages(objective.signals), self.signal)
 
     def check_observed(self) -> None:
         """Raise ComponentError if `[logging] observe` names a column that nothing computes."""

@@ -24,7 +24,7 @@ from retrain.registry import Finding, task
 from retrain.system import records
 from retrain.system.extras import library
 from retrain.system.files import NO_FILE_FIX, no_file, sha256
-from retrain.types import Problem
+from retrain.types import Problem, messages_of
 
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -70,8 +70,7 @@ class RowFormat:
         """Return the prompt with `system_prompt` before it, unless the prompt has a system message."""
         if not self.system_prompt or (isinstance(prompt, list) and prompt[0]["role"] == "system"):
             return prompt
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return [{"role": "system", "content": self.system_prompt}, *messages]
+        return [{"role": "system", "content": self.system_prompt}, *messages_of(prompt)]
 
     def pose(self, text: str) -> str | list[Any]:
         """Return the prompt for a question. The question replaces every placeholder of the template."""

@@ -81,7 +81,7 @@ def card_toml(  # noqa: PLR0913 - the options of the command
     baseline = _distinct(against.stem if against else "grpo", controlled)
     if method == other:
         problem = f"it has the same method as the baseline, {baseline}"
-        raise ConfigError([ConfigProblem(str(file), 0, 0, "file", problem, "change its method")])
+        raise ConfigError.at(file, "file", problem, "change its method")
     label = _distinct(file.stem, controlled | {baseline})
     added = _controls(other, _method(against, presets=True) if against else {}) if controls else []
     campaign: dict[str, Any] = {

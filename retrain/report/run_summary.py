@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError
 from retrain.functional.evaluation import change_interval
 from retrain.report.page import percent, plural
 from retrain.storage.run_files import read_rows, understood
@@ -71,8 +71,7 @@ def _status(run: Path) -> dict[str, Any]:
 
 def no_run(path: Path) -> ConfigError:
     """Return the error for a path without a run."""
-    problem = ConfigProblem(str(path), 0, 0, "run directory", "contains no run", "give the path of a run: runs/NAME")
-    return ConfigError([problem])
+    return ConfigError.at(path, "run directory", "contains no run", "give the path of a run: runs/NAME")
 
 
 def summary(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> str:

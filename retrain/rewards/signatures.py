@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from retrain.errors import ComponentError
 from retrain.registry import Component
+from retrain.types import Problem
 
 FIELDS: tuple[str, ...] = (
     *("completion", "answer", "prompt", "problem", "length", "max_tokens", "finish_reason", "completion_ids"),
@@ -101,6 +102,27 @@ class Form(NamedTuple):
 
 def _ignore(*_: Any, **__: Any) -> None:
     """Accept any arguments and do nothing, in place of TRL's logging functions."""
+
+
+def completion_item(
+    problem: Problem, prompt: str, completion: str, ids: Sequence[int], max_tokens: int, group: int
+) -> dict[str, Any]:
+    """Return a completion as the pool takes it: its FIELDS, as if all `ids` were sampled, and the number of its group.
+
+    Args:
+        prompt: the rendered text.
+    """
+    return {
+        "completion": completion,
+        "answer": problem.answer,
+        "prompt": prompt,
+        "problem": problem.facts,
+        "length": len(ids),
+        "max_tokens": max_tokens,
+        "finish_reason": "stop",
+        "completion_ids": tuple(ids),
+        GROUP: group,
+    }
 
 
 def form_of(component: Component) -> Form:

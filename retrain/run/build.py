@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retrain import registry
-from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.data_checks import check_data, unreadable_sources
 from retrain.config.resolve import LoadedConfig, division, labels, ratio_of, reward_columns
 from retrain.config.rules.credit_rules import check_engine
@@ -142,7 +141,7 @@ def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observ
     # With overlap the batch is stale, even if the engine computes the trainer's own log-probs.
     exact = registry.engine.traits_of(engine.component).exact and not config.rollout.ahead
     objective = components.objective(exact)
-    pipeline = Pipeline.resolve(components.stages(objective.signals), components.signal)
+    pipeline = components.pipeline_of(objective)
     resources = {
         "policy": policy,
         "model": policy.adapter or policy.model,  # with LoRA, sample from base plus adapter

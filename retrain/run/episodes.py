@@ -133,10 +133,7 @@ class EpisodeRunner:
             if self._pool is not None:
                 self._pool.close()  # cancelling a coroutine does not stop the call in its worker
             raise
-        if self._pool is not None:
-            self._pool.check([one.detail for one in episodes if one.ended in FAILED], len(episodes))
-        version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
-        return [self._rollout(episode, version) for episode in episodes]
+        return self._rollouts(episodes)
 
     async def group(self, rendered: RenderedPrompt, request: Request) -> list[Rollout]:
         """Sample one group of episodes; several groups can be sampled concurrently, each with its own call.
@@ -156,10 +153,7 @@ class EpisodeRunner:
             self._continuous, self._lanes = True, lanes(self._sampler, self._sampling, eager=True)
         self._lane(0).parties(1)
         episodes = await self._group(rendered, request, 0, request.stream * request.count)
-        if self._pool is not None:
-            self._pool.check([one.detail for one in episodes if one.ended in FAILED], len(episodes))
-        version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
-        return [self._rollout(episode, version) for episode in episodes]
+        return self._rollouts(episodes)
 
     async def _groups(
         self, rendered: Sequence[RenderedPrompt], requests: Sequence[Request], first: int
@@ -177,6 +171,13 @@ class EpisodeRunner:
             for lane in self._lanes:
                 lane.close()
         return [episode for members in found for episode in members]
+
+    def _rollouts(self, episodes: Sequence[Episode]) -> list[Rollout]:
+        """Return the rollouts of ended episodes, if the limit on failed ones allows it."""
+        if self._pool is not None:
+            self._pool.check([one.detail for one in episodes if one.ended in FAILED], len(episodes))
+        version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
+        return [self._rollout(episode, version) for episode in episodes]
 
     def _lane(self, group: int) -> Lane:
         return self._lanes[group % len(self._lanes)]

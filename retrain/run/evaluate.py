@@ -13,7 +13,7 @@ from retrain.functional.seeds import derive_seed
 from retrain.run.collectors.rollouts import requests_for, roll, score
 from retrain.run.run_context import RunContext
 from retrain.training.chat import RenderedPrompt
-from retrain.types import Rollout, Sampling
+from retrain.types import Rollout
 
 if TYPE_CHECKING:
     from retrain.config.sections.heldout import Eval
@@ -144,14 +144,8 @@ def _sample(
     context: RunContext, rendered: list[RenderedPrompt], samples: int, temperature: float
 ) -> list[list[Rollout]]:
     settings = context.config.eval
-    sampling = Sampling(
-        temperature=temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        stop_ids=context.trained.loaded.stop_ids,
-        seed=derive_seed(settings.seed, "evaluation"),
-        vocabulary=context.trained.loaded.vocabulary,
-    )
+    seed = derive_seed(settings.seed, "evaluation")
+    sampling = context.trained.loaded.sampling(seed, temperature, settings.top_p, settings.top_k)
     max_tokens = settings.max_tokens or context.config.training.max_tokens
     sampled = roll(context, rendered, requests_for(rendered, samples, max_tokens), sampling)
     rollouts = score(context.chat, context.pool, rendered, sampled, max_tokens)

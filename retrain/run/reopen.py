@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 from weakref import finalize
 
 from retrain import registry
-from retrain.config.document import Document, canonical, show
+from retrain.config.document import Document, show
 from retrain.config.foreign_values import ForeignValue, in_components, in_sections
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
@@ -137,7 +137,7 @@ def each_checkpoint(
             context.close()
     if context is None:
         fix = "give runs/NAME of a run that has saved one"
-        raise ConfigError([ConfigProblem(str(run), 0, 0, "run", "has no valid checkpoint", fix)])
+        raise ConfigError.at(run, "run", "has no valid checkpoint", fix)
 
 
 def _restore(trained: TrainState, run: Path, saved: State | None, observe: Observer) -> None:
@@ -264,22 +264,11 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         there = ", ".join(one.name for one in sorted(target.parent.glob("step-*")))
         fix = f"there are {there}" if there else "give runs/NAME or runs/NAME/checkpoints/step-000100"
         problem = "is not a run"
-    raise ConfigError([ConfigProblem(str(target), 0, 0, "run", problem, fix)])
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
-    """Return the differences to the run to be resumed.
-
-    Args:
-        allowed: keys that `--allow-change` names.
-    Raises:
-        ConfigError: another key has changed.
-    """
-    return config_changes(old, new, [canonical(key) for key in allowed])
+    raise ConfigError.at(target, "run", problem, fix)
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str], run: Path) -> list[str]:
-    """Return the changes of the settings of an earlier run, without secrets; see `changes`.
+    """Return the changes of the settings of an earlier run, without secrets; see `config_changes`.
 
     Keys that are newer than that run get their defaults. Finding the defaults imports the code that
     the configuration names. The earlier run may come from somebody else: if it names code that
@@ -298,7 +287,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Se
     if {*in_sections(document)} <= {*in_sections(current)}:
         with suppress(RetrainError), refused(run):  # if it is invalid by today's rules, compare its own keys only
             known = dict(flatten(masked(validate(document).resolved()))) | known
-    return changes(known, masked(new), allowed)
+    return config_changes(known, masked(new), allowed)
 
 
 def accept_checkpoint(
@@ -319,7 +308,7 @@ def accept_checkpoint(
     known = state["started_with"]
     found = changed_settings(known["config"], started["config"], allowed, run)
     old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
-    found += changes(old, new, allowed)
+    found += config_changes(old, new, allowed)
     if (saved := known["ranks"]) != started["ranks"]:
         count = started["ranks"]
         found.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.resolve import LoadedConfig
-from retrain.errors import ConfigError, ConfigProblem, UserCodeError
+from retrain.errors import ConfigError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.report.run_summary import summary
 from retrain.run.findings import Evidence, RunFindings
@@ -20,7 +20,7 @@ from retrain.run.stop_signal import Stop, StopCondition
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
-from retrain.storage.run_files import read_rows, understood
+from retrain.storage.run_files import config_changes, read_rows, understood
 from retrain.system.process import launched
 from retrain.types import Observer, State
 
@@ -131,7 +131,7 @@ def _earlier(resume: Resume, path: Path) -> Path:
         return path
     if not checkpoint.is_one(resume.path):
         fix = "give auto, or runs/NAME/checkpoints/step-000100"
-        raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "is not a checkpoint", fix)])
+        raise ConfigError.at("--resume", str(resume.path), "is not a checkpoint", fix)
     return resume.path.resolve().parents[1]
 
 
@@ -144,7 +144,7 @@ def _end_complete(path: Path, changes: Sequence[str], observe: Observer) -> None
     problem = "is finished, and its checkpoints are deleted"
     if changes:
         fix = "train it again with --fresh, or choose another name"
-        raise ConfigError([ConfigProblem(str(path), 0, 0, "run directory", problem, fix)])
+        raise ConfigError.at(path, "run directory", problem, fix)
     observe("message", {"text": f"{path} {problem}: there is nothing to resume", "level": "info"})
 
 
@@ -184,11 +184,9 @@ def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[
     """Load a checkpoint if there is one, prepare the findings, and return (steps done, cursor of the task)."""
     start = cursor = 0
     if state is not None:
-        from retrain.run.reopen import changes
-
         with understood(context.directory.path):
             # The file at the same path may have changed; the cursor would then select other problems.
-            for change in changes(state["loop"]["data"], context.data, resume.allow_change):
+            for change in config_changes(state["loop"]["data"], context.data, resume.allow_change):
                 context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
             start, cursor = context.load_state_dict(state)
         context.observe("message", {"text": f"resumed after step {start}", "level": "info"})

@@ -153,8 +153,8 @@ class ServedModel:
         return found
 
     def _sampling(self, setting: tuple[float, float]) -> Sampling:
-        loaded, seed = self._context.trained.loaded, derive_seed(self._context.config.training.seed, "served")
-        return Sampling(*setting, stop_ids=loaded.stop_ids, seed=seed, vocabulary=loaded.vocabulary)
+        seed = derive_seed(self._context.config.training.seed, "served")
+        return self._context.trained.loaded.sampling(seed, *setting)
 
     def _extend(self, one: ServedChoice, completion: Completion) -> bool:
         """Add tokens to a choice and send what is certain of its text; return True if the choice has ended."""

@@ -24,7 +24,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
+from retrain.errors import ConfigError, DivergedError, Preempted, RetrainError, StorageError
 from retrain.protocols import ALONE, Ranks
 from retrain.storage import checkpoint
 from retrain.storage.run_files import parse_row, read_rows
@@ -122,7 +122,7 @@ class RunDirectory:
     @_on_rank0
     def _open(self) -> None:
         if self.path.name in ("", ".."):
-            raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run directory", "is not the name of a directory")])
+            raise ConfigError.at(self.path, "run directory", "is not the name of a directory")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             # The lock comes first, because two runs that start at once would otherwise both find the directory empty.
@@ -166,15 +166,16 @@ class RunDirectory:
         existing = self._holds_run()
         if existing and self.mode == "new":
             state = "a finished" if self._stored_status().get("outcome") == "finished" else "an unfinished"
-            raise ConfigError([self._problem(f"holds {state} run", "--resume auto, --fresh, or another name")])
+            raise ConfigError.at(
+                self.path, "run directory", f"holds {state} run", "--resume auto, --fresh, or another name"
+            )
         if not existing and self.mode == "resume":
-            raise ConfigError([self._problem("holds no run to resume", "leave out --resume, or check the name")])
+            raise ConfigError.at(
+                self.path, "run directory", "holds no run to resume", "leave out --resume, or check the name"
+            )
 
     def _holds_run(self) -> bool:
         return any((self.path / name).exists() for name in (CONFIG, "metrics.jsonl", "checkpoints"))
-
-    def _problem(self, problem: str, fix: str) -> ConfigProblem:
-        return ConfigProblem(str(self.path), 0, 0, "run directory", problem, fix)
 
     def _stored_status(self) -> dict[str, Any]:
         """Read status.json. Return {} if it cannot be read, because the caller replaces it."""
@@ -235,7 +236,7 @@ class RunDirectory:
         run = self.path.resolve() if path is None else path.resolve().parent.parent
         if run != self.path.resolve() and self._holds_run():
             problem, fix = f"holds a run already, and {path} belongs to another", "choose another name for the new run"
-            raise ConfigError([self._problem(problem, fix)])
+            raise ConfigError.at(self.path, "run directory", problem, fix)
         with suppress(StorageError):
             return read_json(run / CONFIG)
         return {}

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
+from retrain.config.document import canonical
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.system.files import read_plain
 from retrain.system.records import checked, damaged, parse_json
@@ -149,7 +150,7 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequ
     Args:
         old: configuration of the run that is resumed.
         new: the current configuration.
-        allowed: dotted keys that may change; the name of a table allows all of its keys.
+        allowed: dotted keys or aliases of keys that may change; the name of a table allows all of its keys.
 
     Raises:
         ConfigError: other keys differ; the error lists each with both values.
@@ -157,7 +158,7 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequ
     before, after = dict(flatten(old)), dict(flatten(new))
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     lines = {key: f"{json.dumps(before.get(key))} -> {json.dumps(after.get(key))}" for key in changed}
-    changeable = (*allowed, *_ALWAYS_CHANGEABLE)
+    changeable = (*map(canonical, allowed), *_ALWAYS_CHANGEABLE)
     refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in changeable)]
     if refused:
         texts = {key: f"differs from the run to be resumed: {lines[key]}" for key in refused}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.errors import ConfigError, StorageError
 from retrain.system.files import read_plain
 
 _MAX_PID = 1 << 22
@@ -85,7 +85,7 @@ class Lock:
                 remote = owner["host"] != socket.gethostname()
                 fix = f"if that process has ended, delete {self.path}" if remote else "wait, or choose another name"
                 problem = f"in use by process {owner['pid']} on host {owner['host']}"
-                raise ConfigError([ConfigProblem(str(self.path.parent), 0, 0, "run directory", problem, fix)])
+                raise ConfigError.at(self.path.parent, "run directory", problem, fix)
             file.truncate(0)
             file.write(json.dumps(identity(os.getpid()) | {"group": os.getpgid(0)}))
 

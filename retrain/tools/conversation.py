@@ -11,7 +11,7 @@ from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
 from retrain.run.run_context import RunContext
 from retrain.system.records import Message
-from retrain.types import Request, Sampling
+from retrain.types import Request
 
 _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
@@ -25,16 +25,10 @@ def completions(context: RunContext, prompts: Iterable[str], count: int, tempera
         count: number of completions per prompt.
         temperature: sampling temperature; 0 is greedy.
     """
-    config = context.config
+    config, loaded = context.config, context.trained.loaded
     for turn, prompt in enumerate(prompts):
-        sampling = Sampling(
-            temperature=temperature,
-            top_p=config.eval.top_p,
-            top_k=config.eval.top_k,
-            stop_ids=context.trained.loaded.stop_ids,
-            seed=derive_seed(config.eval.seed, "conversation", turn),
-            vocabulary=context.trained.loaded.vocabulary,
-        )
+        seed = derive_seed(config.eval.seed, "conversation", turn)
+        sampling = loaded.sampling(seed, temperature, config.eval.top_p, config.eval.top_k)
         most = config.eval.max_tokens or config.training.max_tokens
         [group] = context.sampler.sample(
             [Request(context.chat.prompt(_prompt(context.task, prompt)).ids, count, most, stream=0)], sampling

@@ -8,12 +8,12 @@ from retrain.config.environment_checks import launch
 from retrain.config.resolve import LoadedConfig, labels
 from retrain.environments.env_pool import EnvPool
 from retrain.environments.text_episode import ending, text_episode
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collectors.rollouts import requests_for, roll, score
 from retrain.run.run_context import RunContext
 from retrain.training.chat import plain_text
-from retrain.types import Problem, Sampling
+from retrain.types import Problem
 
 
 def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterator[str]:
@@ -29,7 +29,7 @@ def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterat
     config = loaded.config
     if not labels(config):
         problem = "this configuration has no environment to play"
-        raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[environment] name", problem, "set name")])
+        raise ConfigError.at(loaded.file, "[environment] name", problem, "set name")
     problem = loaded.task(config.training.seed).problem(number)
     seed = derive_seed(config.training.seed, "play", problem.id)
     with EnvPool(launch(config, loaded.components)) as pool:
@@ -47,8 +47,7 @@ def by_model(context: RunContext, number: int) -> Iterator[str]:
     """
     problem: Problem = context.task.problem(number)
     rendered, most = [(problem, context.chat.prompt(problem.prompt))], context.config.training.max_tokens
-    loaded, seed = context.trained.loaded, derive_seed(context.config.training.seed, "play")
-    sampling = Sampling(stop_ids=loaded.stop_ids, seed=seed, vocabulary=loaded.vocabulary)
+    sampling = context.trained.loaded.sampling(derive_seed(context.config.training.seed, "play"))
     rollouts = roll(context, rendered, requests_for(rendered, 1, most), sampling)
     [one] = score(context.chat, context.pool, rendered, rollouts, most)
     yield one.prompt

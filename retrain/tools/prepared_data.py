@@ -15,7 +15,7 @@ from retrain.errors import DataError, StorageError
 from retrain.protocols import Task
 from retrain.system.extras import library
 from retrain.system.files import write_bytes
-from retrain.types import Problem
+from retrain.types import Problem, messages_of
 
 DataRow = dict[str, Any]
 
@@ -119,11 +119,10 @@ def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> 
     made: list[DataRow] = []
     for index, problem in enumerate(problems):
         text = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
-        chat = [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else problem.prompt
         row: DataRow = {
             "id": problem.id,
             "data_source": problem.environment or source,
-            "prompt": chat,
+            "prompt": messages_of(problem.prompt),
             "ability": ability,
             "reward_model": {"style": "rule", "ground_truth": problem.answer},
             "extra_info": {"split": split, "index": index, "question": text, "answer": problem.answer},

@@ -7,10 +7,11 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from retrain.config.resolve import LoadedConfig, labels
-from retrain.errors import ConfigError, ConfigProblem, DataError
+from retrain.errors import ConfigError, DataError
 from retrain.registry import reward
 from retrain.report.page import Table
 from retrain.rewards.pool import RewardPool
+from retrain.rewards.signatures import completion_item
 from retrain.training.chat import plain_text
 from retrain.types import Problem
 
@@ -116,7 +117,7 @@ def check_rewards(loaded: LoadedConfig, count: int, track: Track = iter) -> list
     """
     if labels(loaded.config):
         problem, fix = "the environment rewards this run, and its episodes have no such forms", "use retrain play"
-        raise ConfigError([ConfigProblem(loaded.file, 0, 0, "environment", problem, fix)])
+        raise ConfigError.at(loaded.file, "environment", problem, fix)
     task = loaded.task(loaded.config.training.seed)
     problems = [task.problem(index) for index in range(count)]
     return paid(loaded, [problem for problem in problems if problem.answer.strip()], track)
@@ -157,18 +158,8 @@ def paid(loaded: LoadedConfig, problems: Sequence[Problem], track: Track = iter)
 
 def _item(loaded: LoadedConfig, problem: Problem, text: str, group: int) -> dict[str, Any]:
     """Return a completion as rewards receive it. It has a token for each word, and is the only one of its group."""
-    words = len(text.split()) + 1
-    return {
-        "completion": text,
-        "answer": problem.answer,
-        "prompt": plain_text(problem.prompt),
-        "problem": problem.facts,
-        "length": words,
-        "max_tokens": loaded.config.training.max_tokens,
-        "finish_reason": "stop",
-        "completion_ids": tuple(range(words)),
-        "group": group,
-    }
+    ids, most = range(len(text.split()) + 1), loaded.config.training.max_tokens
+    return completion_item(problem, plain_text(problem.prompt), text, ids, most, group)
 
 
 def _other(answer: str, step: int = 0) -> str:

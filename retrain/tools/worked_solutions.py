@@ -12,8 +12,9 @@ from typing import Literal
 from retrain.config.resolve import LoadedConfig
 from retrain.errors import DataError
 from retrain.protocols import Task
+from retrain.rewards.signatures import completion_item
 from retrain.system.files import write_text, writing
-from retrain.types import Problem
+from retrain.types import Problem, messages_of
 
 Format = Literal["messages", "prompt"]
 
@@ -89,20 +90,13 @@ def _distinct(task: Task, count: int) -> Iterator[Problem]:
 
 def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems whose solution the rewards judge correct."""
-    from retrain.run.build import reward_pool  # imported late, because it imports torch
+    from retrain.run.build import reward_pool  # both imported late, because they import torch
+    from retrain.training.chat import plain_text
 
-    items = [
-        {
-            "completion": problem.solution,
-            "answer": problem.answer,
-            "prompt": problem.prompt,
-            "problem": problem.facts,
-            "length": 0,  # unknown without a tokenizer
-            "max_tokens": loaded.config.training.max_tokens,
-            "finish_reason": "stop",
-            "completion_ids": (),
-        }
-        for problem in problems
+    most = loaded.config.training.max_tokens
+    items = [  # the token ids are unknown without a tokenizer
+        completion_item(one, plain_text(one.prompt), one.solution or "", (), most, group)
+        for group, one in enumerate(problems)
     ]
     with reward_pool(loaded) as pool:
         return [problem for problem, score in zip(problems, pool.score(items), strict=True) if score.correct]
@@ -111,5 +105,4 @@ def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]
 def _row(problem: Problem, form: Format) -> dict[str, object]:
     if form == "prompt":
         return {"prompt": problem.prompt, "completion": problem.solution}
-    before = [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else problem.prompt
-    return {"messages": [*before, {"role": "assistant", "content": problem.solution}]}
+    return {"messages": [*messages_of(problem.prompt), {"role": "assistant", "content": problem.solution}]}

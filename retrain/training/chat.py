@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.errors import DataError
-from retrain.types import Completion, ExpertRow, Problem, Rollout, Turn
+from retrain.types import Completion, ExpertRow, Problem, Rollout, Turn, messages_of
 
 TemplateMode = Literal["auto", "on", "off"]
 Messages = list[dict[str, str]]
@@ -74,7 +74,7 @@ class Chat:
             # The text may begin with the token that the tokenizer puts in front of it.
             start = int(len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id)
             return TokenizedPrompt(prompt, tuple(ids[start:]))
-        text = self.render(_messages(prompt), add_generation_prompt=True, tools=tools)
+        text = self.render(messages_of(prompt), add_generation_prompt=True, tools=tools)
         return TokenizedPrompt(text.replace(SEPARATOR, ""), tuple(self.encode(text)))
 
     def encode(self, text: str) -> list[int]:
@@ -169,7 +169,7 @@ class Chat:
         text = self.prompt(prompt).text
         if not self.templated:
             return None
-        whole = self.render([*_messages(prompt), {"role": "assistant", "content": "42"}])
+        whole = self.render([*messages_of(prompt), {"role": "assistant", "content": "42"}])
         if whole.startswith(text):
             return None
         at = next((i for i, pair in enumerate(zip(text, whole, strict=False)) if pair[0] != pair[1]), len(whole))
@@ -273,10 +273,6 @@ class Transcript:
 def plain_text(prompt: str | Messages) -> str:
     """Return a prompt as text without a template; the contents of messages are put one per line."""
     return prompt if isinstance(prompt, str) else "".join(f"{message['content']}\n" for message in prompt)
-
-
-def _messages(prompt: str | Messages) -> Messages:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _turns(problem: Problem, all_turns: bool) -> list[_PromptAndAnswer]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from retrain.errors import DataError
 from retrain.training.chat import SEPARATOR, Chat, Messages, TokenizedPrompt
+from retrain.types import messages_of
 
 Tools = Sequence[Mapping[str, Any]]
 """JSON schemas of functions that the model may call."""
@@ -76,7 +77,7 @@ class ChatStitcher:
     def _joined(self, prompt: str | Messages, messages: RoleTexts) -> str | Messages:
         if isinstance(prompt, str) and (not self._chat.templated or {role for role, _ in messages} <= {"user"}):
             return prompt + "".join(text for _, text in messages)
-        joined = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        joined = list(messages_of(prompt))
         for role, text in messages:
             if joined and joined[-1]["role"] == role == "user":
                 joined[-1] = {"role": role, "content": joined[-1]["content"] + text}

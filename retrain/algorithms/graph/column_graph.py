@@ -118,14 +118,15 @@ class _Planner:
         reads = _reads(bound)
         for column in reads:
             self.provide(column, (bound.name,))
-        writes = _WRITES.get(bound.component.kind, "advantages")
-        if bound.component.kind == "transform":
+        kind = bound.component.kind
+        if kind == "transform":  # the only kind that chooses the column that it writes
             writes = transform.traits_of(bound.component).writes
-        if bound.component.kind == "transform" and writes == "advantages" and not {"advantages", "episode"} & {*reads}:
-            self._check_first(bound)
-        self.graph.append(Stage(bound.name, bound.component.kind, reads, writes, bound))
-        if bound.component.kind == "transform":
+            if writes == "advantages" and not {"advantages", "episode"} & {*reads}:
+                self._check_first(bound)
             self._known.add(writes)
+        else:
+            writes = _WRITES.get(kind, "advantages")
+        self.graph.append(Stage(bound.name, kind, reads, writes, bound))
 
     def provide(self, column: str, readers: tuple[str, ...]) -> None:
         if column in self._known:

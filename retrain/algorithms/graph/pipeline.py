@@ -105,8 +105,6 @@ class Pipeline:
                 if part.stateful:
                     self.stateful[stage.name] = part
                 elif stage.bound.component.source != "built-in":
-                    from retrain.algorithms.graph.unsaved import attributes
-
                     self._unsaved[stage.kind, stage.name] = attributes(part)
 
     def unsaved(self) -> str:

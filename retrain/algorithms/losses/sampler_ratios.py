@@ -60,7 +60,7 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
     divergence: Literal["tv", "kl"] = "tv",
     low: Annotated[float, Field(ge=0)] = 0.2,
     high: Annotated[float, Field(ge=0)] = 0.2,
-    cap: Annotated[float, Field(gt=0)] | Literal["none"] | None = 20.0,
+    cap: Annotated[float, Field(gt=0)] | Literal["none"] = 20.0,
 ) -> WeightedLoss:
     """Trust region of a divergence between probabilities instead of their ratio.
 
@@ -91,7 +91,7 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
     under = (advantages < 0) & (p < mu) & (distance > low)
     dropped = (over | under) & response_mask
     weight = log_ratio.exp()
-    weight = weight if cap in ("none", None) else weight.clamp(max=cap)
+    weight = weight if cap == "none" else weight.clamp(max=cap)
     return (-weight * advantages * new).where(~dropped, 0.0), ratio_metrics(dropped, log_ratio)
 
 

@@ -37,7 +37,7 @@ class Condition:
     """A configuration that a campaign compares with others; it is run once for each seed.
 
     Attributes:
-        label: name in tables; in a campaign with tasks the task comes first: `rare: grpo`.
+        method: name of the condition, the same on each task.
         overrides: changes to the base run, dotted key -> value.
         document: the base run with those changes.
         at: entry of the campaign file that defines the condition.
@@ -46,7 +46,7 @@ class Condition:
         seed_offset: added to the seed of each of its runs.
     """
 
-    label: str
+    method: str
     overrides: Mapping[str, Any]
     document: Document
     at: Path
@@ -55,9 +55,9 @@ class Condition:
     seed_offset: int = 0
 
     @property
-    def method(self) -> str:
-        """Label without the task."""
-        return self.label.removeprefix(f"{self.task}: ")
+    def label(self) -> str:
+        """Name in tables; in a campaign with tasks the task comes first: `rare: grpo`."""
+        return f"{self.task}: {self.method}" if self.task else self.method
 
     @property
     def folder(self) -> str:
@@ -80,7 +80,7 @@ def _on_task(task: str, place: int, settings: Campaign, source: Document, base: 
     merge(own, ("task", "name"), task, source, ("campaign", "tasks", place))
     for one in _conditions(settings, source if place == 0 else fork(source), own):
         against = one.against and f"{task}: {one.against}"
-        yield replace(one, label=f"{task}: {one.label}", against=against, task=task)
+        yield replace(one, against=against, task=task)
 
 
 def _conditions(settings: Campaign, source: Document, base: Document) -> list[Condition]:

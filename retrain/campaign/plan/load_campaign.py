@@ -82,7 +82,7 @@ class LoadedCampaign:
     @cached_property
     def observed(self) -> list[str]:
         """Signals that at least one condition computes and stores; every run computes them, to be comparable."""
-        graphs = (config.components.graph(config.objective) for config in self.configs)
+        graphs = (config.components.pipeline_of(config.objective).graph for config in self.configs)
         signals = (stage for graph in graphs for stage in graph if stage.kind == "signal")
         return sorted({one.writes for one in signals if registry.signal.traits_of(one.bound.component).stored})
 
@@ -152,8 +152,7 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
     own = [text for text in overrides if text.strip().startswith(f"{SECTION}.")]
     source = read(file, own)
     if not is_campaign(file):
-        problem = ConfigProblem(str(file), 0, 0, "file", "no [campaign] table", "add [campaign], or use retrain train")
-        raise ConfigError([problem])
+        raise ConfigError.at(file, "file", "no [campaign] table", "add [campaign], or use retrain train")
     settings = _settings(source)
     executor = Binder(source).bind(Slot("executor", settings.executor, (SECTION, "executor")))
     base = _base(settings, source)

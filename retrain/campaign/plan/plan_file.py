@@ -15,7 +15,7 @@ from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.testbed_version import sha256
 from retrain.config.schema import Array, Seed
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError
 from retrain.system.records import read_object
 
 _Path = Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$")]
@@ -152,7 +152,7 @@ def read_plan(directory: Path) -> Plan:
         StorageError: the plan cannot be read or is invalid.
     """
     if not (directory / PLAN).exists():
-        raise ConfigError([ConfigProblem(str(directory), 0, 0, "campaign", "has no plan.json", "give runs/NAME")])
+        raise ConfigError.at(directory, "campaign", "has no plan.json", "give runs/NAME")
     return read_object(directory / PLAN, _PLAN)
 
 

@@ -52,13 +52,13 @@ class Asked(NamedTuple):
             fix = f"add --goal min if a smaller {metric} is better, or --goal max"
             if one["loc"]:
                 found, fix = (str(one["loc"][0]), str(one["msg"])), "change it"
-            raise ConfigError([ConfigProblem(str(metric), 0, 0, f"--{found[0]}", found[1], fix)]) from error
+            raise ConfigError.at(metric, f"--{found[0]}", found[1], fix) from error
 
 
 def check_output(file: Path, inputs: Sequence[Path]) -> None:
     """Raise ConfigError if the output would replace an input."""
     if any(file.resolve() == path.resolve() for path in inputs):
-        raise ConfigError([ConfigProblem(str(file), 0, 0, "output", "is an input", "give another name")])
+        raise ConfigError.at(file, "output", "is an input", "give another name")
 
 
 def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
@@ -80,7 +80,7 @@ def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
     if files and len(files) < len(paths):
         other = next(path for path in paths if path not in files)
         fix = "compare results.csv, which `retrain report` writes for a campaign, with the files"
-        raise ConfigError([ConfigProblem(str(other), 0, 0, "RUNS", "not a file, but other paths are", fix)])
+        raise ConfigError.at(other, "RUNS", "not a file, but other paths are", fix)
     if files:
         rows = rows_of_files(files)
         tables = tables_of_rows(rows, asked.outcome(metric=asked.metric or only_metric(rows)))

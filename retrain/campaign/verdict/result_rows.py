@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from retrain.campaign.verdict.run_names import run_of_file, run_of_name
-from retrain.errors import ConfigError, ConfigProblem, DataError
+from retrain.errors import ConfigError, DataError
 from retrain.system.files import read_plain
 from retrain.system.records import BadRow, jsonl_rows, parse_json, refusal
 
@@ -131,7 +131,7 @@ def only_metric(rows: Sequence[ResultRow]) -> str:
     if not names:
         raise DataError(_no_metric(rows) if rows else "the files have no rows")
     problem = f"there are several metrics: {', '.join(names[:30])}"
-    raise ConfigError([ConfigProblem(rows[0].place, 0, 0, "--metric", problem, "choose one of them")])
+    raise ConfigError.at(rows[0].place, "--metric", problem, "choose one of them")
 
 
 def metrics(rows: Sequence[ResultRow]) -> list[str]:

@@ -123,7 +123,7 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
         with exclusive(path / _LOCK, waiting=lambda: None):  # another `retrain campaign` may be writing the plan
             if not (path / PLAN).exists() and any(entry.name != _LOCK for entry in path.iterdir()):
                 problem, fix = "exists and is not a campaign: it has no plan.json", "choose another [campaign] name"
-                raise ConfigError([ConfigProblem(str(path), 0, 0, "campaign directory", problem, fix)])
+                raise ConfigError.at(path, "campaign directory", problem, fix)
             if fresh:
                 for part in ("cells", "leases", PLAN):  # the plan last: if interrupted, this is still a campaign
                     remove(path / part)

@@ -15,7 +15,7 @@ from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import Lease, LeaseWatch
 from retrain.campaign.work.run_process import checked_code, crashed, evict, gpus, reason, train
-from retrain.errors import ConfigError, ConfigProblem, Preempted
+from retrain.errors import ConfigError, Preempted
 from retrain.system.process import Process, SignalHandler, end, usable_cores
 from retrain.types import Observer
 
@@ -224,7 +224,7 @@ def machine_slots(wanted: int | str, ranks: int = 1, most: int | None = None) ->
     if 0 < len(devices) < ranks:
         problem = f"runs of {ranks} ranks need {ranks} GPUs each, and this machine has {len(devices)}"
         fix = "lower [campaign] ranks, or use a machine with more GPUs"
-        raise ConfigError([ConfigProblem("campaign", 0, 0, "ranks", problem, fix)])
+        raise ConfigError.at("campaign", "ranks", problem, fix)
     groups = [",".join(devices[first : first + ranks]) for first in range(0, len(devices) - ranks + 1, ranks)]
     count = (len(groups) or max(1, cores // ranks)) if wanted == "auto" else int(wanted)
     # On a CPU the number of threads changes rounding and so the result of a run. It is fixed at 1, so that the result

@@ -21,7 +21,7 @@ from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.campaign_worker import StopSignals
 from retrain.campaign.work.lease import held
-from retrain.errors import ConfigError, ConfigProblem, Preempted
+from retrain.errors import ConfigError, Preempted
 from retrain.registry import executor
 from retrain.system.process import end, start
 from retrain.types import Observer
@@ -124,7 +124,7 @@ class _Tasks:
             self._losses[job.id] += 1
             if self._losses[job.id] == _LOSSES:
                 problem = f"the cluster lost this run {_LOSSES} times: {loss}"
-                raise _refusal(job.id, problem, "check the logs of the cluster's nodes")
+                raise ConfigError.at("Ray", job.id, problem, "check the logs of the cluster's nodes")
             self._report(job, "lost", loss)
         self._started.discard(job.id)
         self._in_flight[self._submit(job)] = job
@@ -142,13 +142,13 @@ class _Tasks:
         try:
             code, printed = self._ray.get(reference)
         except (errors.RaySystemError, errors.RayTaskError) as error:
-            raise _refusal(job.id, f"cannot be executed: {_last(error)}", fix) from error
+            raise ConfigError.at("Ray", job.id, f"cannot be executed: {_last(error)}", fix) from error
         except errors.RayError as error:
             return _last(error)
         if code < 0 or code in _STOPPED:
             return "its worker was stopped"
         if code and not self._campaign.outcome(job):
-            raise _refusal(job.id, f"cannot be executed: {printed or f'exit code {code}'}", fix)
+            raise ConfigError.at("Ray", job.id, f"cannot be executed: {printed or f'exit code {code}'}", fix)
         return ""
 
     def _cancel(self, signals: StopSignals) -> None:
@@ -174,8 +174,8 @@ def _connect(address: str) -> Any:
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # before the import, at which Ray reads it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if os.environ["RAY_AUTH_MODE"] != "token":
-        raise _refusal(
-            address, "RAY_AUTH_MODE is not token", f"set RAY_AUTH_MODE=token, and put the token into {_TOKEN}"
+        raise ConfigError.at(
+            "Ray", address, "RAY_AUTH_MODE is not token", f"set RAY_AUTH_MODE=token, and put the token into {_TOKEN}"
         )
     ray = import_module("ray")
     fix = (
@@ -187,18 +187,18 @@ def _connect(address: str) -> Any:
         try:
             socket.create_connection((host, int(port)), _REACH_S).close()
         except OSError as error:
-            raise _refusal(address, f"cannot connect to a cluster: {error}", fix) from error
+            raise ConfigError.at("Ray", address, f"cannot connect to a cluster: {error}", fix) from error
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ray.exceptions.AuthenticationError as error:
-        raise _refusal(address, "no token found", f"put the cluster's token into {_TOKEN}") from error
+        raise ConfigError.at("Ray", address, "no token found", f"put the cluster's token into {_TOKEN}") from error
     except (OSError, RuntimeError, ValueError) as error:
         problem = f"cannot connect, or the cluster rejects our token: {_last(error)}"
-        raise _refusal(address, problem, fix) from error
+        raise ConfigError.at("Ray", address, problem, fix) from error
     if _admits_any_token(ray.get_runtime_context().gcs_address):
         ray.shutdown()
         fix = "start every node with RAY_AUTH_MODE=token: without it anyone who can connect can run code on the cluster"
-        raise _refusal(address, "the cluster does not require a token", fix)
+        raise ConfigError.at("Ray", address, "the cluster does not require a token", fix)
     return ray
 
 
@@ -216,10 +216,6 @@ def _admits_any_token(address: str) -> bool:
             return not any("Unauthenticated" in line for line in output) and probe.wait() == 0
         finally:
             end(probe)
-
-
-def _refusal(key: str, problem: str, fix: str) -> ConfigError:
-    return ConfigError([ConfigProblem("Ray", 0, 0, key, problem, fix)])
 
 
 def _last(error: BaseException) -> str:

@@ -207,9 +207,6 @@ def continuous(config: Config, resolved: Resolved) -> Iterator[Finding]:
     if config.rollout.overlap:
         fix = f"remove overlap, and set max_staleness = {config.rollout.overlap}"
         yield Finding(_OVERLAP, 'has no effect with mode = "continuous", which always samples ahead', fix)
-    if (most := config.rollout.in_flight) is not None and most < (prompts := config.training.batch_size):
-        problem = f"{most} groups in flight are fewer than the {prompts} of a step: samplers wait for each other"
-        yield Finding(("rollout", "in_flight"), problem, f"use at least {prompts}", fatal=False)
 
 
 def check_engine(engine: Component) -> None:

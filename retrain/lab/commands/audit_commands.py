@@ -11,7 +11,7 @@ import typer
 
 from retrain.cli.arguments import Json, Overrides, Trust
 from retrain.cli.trained_commands import RunPath, only_warnings
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError
 from retrain.system.files import write_text, writing
 from retrain.system.terminal import say
 
@@ -99,7 +99,7 @@ def _places(run: Path, step: int | None, every: bool) -> Iterator[tuple[Path, bo
     known = dict(sorted((step_of(one), one) for one in there))
     if step is not None and step not in (0, *known):
         has = ", ".join(map(str, known)) or "none"
-        raise ConfigError([ConfigProblem(str(run), 0, 0, "--step", f"no checkpoint of step {step}", f"0, or of {has}")])
+        raise ConfigError.at(run, "--step", f"no checkpoint of step {step}", f"0, or of {has}")
     if step == 0 or every:
         yield run, False
     yield from ((known[one], True) for one in known if every or one == step)

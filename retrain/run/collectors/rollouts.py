@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.errors import DataError
 from retrain.protocols import Task
+from retrain.rewards.signatures import completion_item
 from retrain.run.episodes import EpisodeRunner
 from retrain.run.run_context import RunContext
 from retrain.system.model_paths import positions
@@ -130,10 +131,7 @@ def train_sampling(config: Config, loaded: Loaded, seed: int) -> Sampling:
     The trainer computes log-probs at the same temperature. The configuration refuses a truncation by
     top_p or top_k, because the trainer would not apply it.
     """
-    rollout = config.rollout
-    return Sampling(
-        config.training.temperature, rollout.top_p, rollout.top_k, loaded.stop_ids, seed, vocabulary=loaded.vocabulary
-    )
+    return loaded.sampling(seed, config.training.temperature, config.rollout.top_p, config.rollout.top_k)
 
 
 def requests_for(rendered: Sequence[RenderedPrompt], count: int, max_tokens: int) -> list[Request]:
@@ -159,20 +157,11 @@ def score(
     waiting = [index for index, rollout in enumerate(rollouts) if rollout.reward is None and rollout.status == "ok"]
     items: list[dict[str, Any]] = []
     for rollout in (rollouts[index] for index in waiting):
-        problem, last = rendered[rollout.group - first][0], rollout.turns[-1]
-        items.append(
-            {
-                "completion": chat.decode(rollout.completion_ids[last.start :]) if last.start else rollout.text,
-                "answer": problem.answer,
-                "prompt": rollout.prompt,
-                "problem": problem.facts,
-                "length": rollout.length,
-                "max_tokens": max_tokens,
-                "finish_reason": rollout.finish_reason,
-                "completion_ids": rollout.completion_ids,
-                "group": rollout.group,
-            }
-        )
+        (problem, _), last, ids = rendered[rollout.group - first], rollout.turns[-1], rollout.completion_ids
+        text = chat.decode(ids[last.start :]) if last.start else rollout.text
+        item = completion_item(problem, rollout.prompt, text, ids, max_tokens, rollout.group)
+        # The ids of an episode are also those of observations, and its end may be a limit.
+        items.append(item | {"length": rollout.length, "finish_reason": rollout.finish_reason})
     scored = list(rollouts)
     for index, s in zip(waiting, pool.score(items), strict=True):
         scored[index] = replace(rollouts[index], parts=dict(s.parts), correct=s.correct, status=s.status)

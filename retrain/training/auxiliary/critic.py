@@ -69,7 +69,7 @@ class Critic(StatefulComponent):
         lr: _PositiveRate = 1e-5,
         max_grad_norm: _PositiveRate = 1.0,
         epochs: Annotated[int, Field(ge=1)] = 1,
-        clip: _PositiveRate | Literal["none"] | None = 0.2,
+        clip: _PositiveRate | Literal["none"] = 0.2,
         gamma: _UnitShare = 1.0,
         lam: _UnitShare = 1.0,
         warmup_steps: Annotated[int, Field(ge=0)] = 0,

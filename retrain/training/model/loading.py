@@ -23,7 +23,7 @@ from retrain.system.files import writing
 from retrain.system.model_paths import RANDOM_MODEL
 from retrain.training.chat import Chat, TemplateMode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
-from retrain.types import Problem
+from retrain.types import Problem, Sampling
 from retrain.weights import LazyWeights, ParameterReader
 
 _CIRCUMSTANCES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
@@ -78,6 +78,10 @@ class Loaded:
         """Id that ends a worked solution: the tokenizer's end of sequence, or the first stop id."""
         own: Any = self.tokenizer.eos_token_id
         return self.stop_ids[0] if own is None else int(own)
+
+    def sampling(self, seed: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:
+        """Return settings that end a completion at this model's stop ids; see `Sampling`."""
+        return Sampling(temperature, top_p, top_k, self.stop_ids, seed, vocabulary=self.vocabulary)
 
     @property
     def in_bfloat16(self) -> bool:

@@ -62,7 +62,7 @@ def test_without_a_clip_it_is_half_the_squared_error():
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_it_begins_at_zero_and_learns_what_episodes_return(lora):
-    critic, batch = make_critic(make_policy(lora), clip=None), make_batch(8)
+    critic, batch = make_critic(make_policy(lora), clip="none"), make_batch(8)
     batch = batch.replace(rewards=torch.full((8,), 0.7), turn_ids=None, turn_rewards=None)
     assert not values_of(critic, batch).any()
     first = learned(critic, batch)
@@ -78,7 +78,7 @@ def test_it_begins_at_zero_and_learns_what_episodes_return(lora):
 
 @pytest.mark.slow
 def test_it_learns_which_rows_are_better():
-    critic, batch = make_critic(make_policy(), clip=None), make_batch(8)
+    critic, batch = make_critic(make_policy(), clip="none"), make_batch(8)
     batch = batch.replace(rewards=(torch.arange(8) % 2).float(), turn_ids=None, turn_rewards=None)
     for _ in range(80):
         last = learned(critic, batch)
