@@ -41,8 +41,9 @@ _MAX_NONFINITE = 3
 def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, saved: State | None = None) -> None:
     """Train from step `start` to `[training] max_steps`, or until `stop_when` is met.
 
-    One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row.
-    With `[rollout] overlap`, sampling and scoring run that many steps ahead (see `Collector`).
+    One step: sample and score, check parity, assign credit, update, sync the sampler's weights, write a metrics row;
+    when due, evaluate and save a checkpoint. With `[rollout] overlap` or mode "continuous", sampling and scoring go on
+    from the end of the parity check (see `Collector.begin`).
     All random numbers of a step derive from the seed and the step's number, so a resumed run
     continues bit for bit.
 

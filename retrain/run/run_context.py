@@ -113,7 +113,7 @@ class RunContext:
         row_sources: sources that change which rows a step trains on, by name, in the order of their
             calls.
         trackers: receivers of metrics besides the run directory.
-        source: provides the episodes of every step, instead of task and environment; otherwise None.
+        episode_source: provides the episodes of every step, instead of task and environment; otherwise None.
         sets: context for each of `[[eval.sets]]`, by name.
         findings: says what is wrong with the run; None on other ranks than 0, and if they are switched off.
         has_base: the sampler takes adapters, and has loaded the base model already.
@@ -132,7 +132,7 @@ class RunContext:
     env_pool: EnvPool | None = None
     row_sources: Mapping[str, RowSource] = field(default_factory=dict[str, RowSource])
     trackers: Sequence[Tracker] = ()
-    source: EpisodeSource | None = None
+    episode_source: EpisodeSource | None = None
     sets: Mapping[str, RunContext] = field(default_factory=dict[str, "RunContext"])
     findings: RunFindings | None = None
     has_base: bool = False
@@ -168,8 +168,8 @@ class RunContext:
     def request_stop(self) -> None:
         """Request sampler and episode source to stop after this step. Called in a signal handler."""
         self.sampler.request_stop()
-        if self.source is not None:
-            self.source.request_stop()
+        if self.episode_source is not None:
+            self.episode_source.request_stop()
 
     def state_dict(self, step: int, cursor: int) -> State:
         """Return the state from which a resumed run continues bit for bit.

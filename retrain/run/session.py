@@ -200,7 +200,7 @@ def _findings(context: RunContext, start: int) -> RunFindings | None:
         context.directory.facts = {}
         return None
     rows, evals = (read_rows(context.directory.path / f"{name}.jsonl") for name in ("metrics", "eval"))
-    problems = map(context.task.problem, range(_PROMPTS)) if start == 0 and context.source is None else ()
+    problems = map(context.task.problem, range(_PROMPTS)) if start == 0 and context.episode_source is None else ()
     components = context.trained.components
     evidence = Evidence(
         config=context.config,

@@ -294,7 +294,7 @@ def _ended() -> RefusedError:
 @contextmanager
 def source_of_episodes(context: RunContext, access: Access, patience_s: float = math.inf) -> Generator[None]:
     """Train the run on the episodes of an endpoint while the context is open."""
-    endpoint = context.source = PolicyEndpoint(context, access, None, patience_s)
+    endpoint = context.episode_source = PolicyEndpoint(context, access, None, patience_s)
     context.observe("message", {"text": f"the policy answers at {endpoint.url}/v1"})
     try:
         yield

@@ -88,6 +88,6 @@ def test_a_prompt_without_a_baseline_is_left_out(parts):
 
 
 def test_programs_that_ask_have_no_greedy_completion(parts):
-    parts.source = object()
+    parts.episode_source = object()
     with pytest.raises(ComponentError, match="needs greedy completions"):
         collect(parts, 0, 0)

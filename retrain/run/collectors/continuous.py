@@ -90,7 +90,7 @@ class ContinuousCollector(Collector):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sampling: Future[None] | None = None
         self._thread = self._new_thread()
-        self._scoring = ThreadPoolExecutor(_SCORING_THREADS, "scoring", self._stop.adopt)
+        self._scoring = ThreadPoolExecutor(_SCORING_THREADS, "scoring", self._interrupt.adopt)
         seed = derive_seed(context.config.training.seed, "continuous")
         sampling = train_sampling(context.config, context.trained.loaded, seed)
         self._runner = EpisodeRunner(context.sampler, self._mine.chat, sampling, context.env_pool)
@@ -184,7 +184,7 @@ class ContinuousCollector(Collector):
 
     def _draw(self) -> None:
         """Draw as many problems as `max_staleness` and the end of the run allow, and start their sampling."""
-        if self._signal.requested:
+        if self._stop.requested:
             return
         steps, prompts = self._context.config.training.max_steps, self._context.prompts
         while True:
@@ -218,7 +218,7 @@ class ContinuousCollector(Collector):
             while len(self._complete) < prompts:
                 if (error := self._error()) is not None:
                     raise error
-                if self._signal.requested:
+                if self._stop.requested:
                     until = until or time.monotonic() + self._settings.drain_timeout_s
                     if time.monotonic() > until or len(self._complete) == len(self._pending):
                         ready, begun = len(self._complete), len(self._pending)

@@ -90,12 +90,12 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
     """
     rollout, sample = context.config.rollout, sample or partial(sampled, context)
     rounds: list[_Round] = []
-    missing, first = context.prompts if context.source is None else 0, 0
-    if context.source is not None:
+    missing, first = context.prompts if context.episode_source is None else 0, 0
+    if context.episode_source is not None:
         if "greedy_rewards" in context.trained.pipeline.reads:
             problem = "credit assignment needs greedy completions, and a served program samples none"
             raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
-        rollouts = context.source.rollouts()
+        rollouts = context.episode_source.rollouts()
         rounds = [_filtered(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
         seed = derive_seed(context.config.training.seed, "sampling", step, len(rounds))

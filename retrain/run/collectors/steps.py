@@ -91,7 +91,7 @@ class Collector:
         self._ahead: deque[Collection] = deque()
         self._coming: Future[list[Collection]] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._stop, self._signal = StopFlag(), stop
+        self._interrupt, self._stop = StopFlag(), stop
         if context.config.rollout.overlap:
             self._mine = self._with_own_tokenizer()
             waiting = (saved or {}).get(_AHEAD, ())
@@ -105,14 +105,14 @@ class Collector:
 
     def _new_thread(self) -> ThreadPoolExecutor:
         # OpenMP's thread count is set per thread, and the order of sums depends on it.
-        return ThreadPoolExecutor(1, "sampling", _prepare, (torch.get_num_threads(), self._stop))
+        return ThreadPoolExecutor(1, "sampling", _prepare, (torch.get_num_threads(), self._interrupt))
 
     def __enter__(self) -> Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Interrupt the thread and wait for it: the reward pool must not close while it is used."""
-        self._stop.set()
+        self._interrupt.set()
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
