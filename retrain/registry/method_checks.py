@@ -85,10 +85,19 @@ def completions(call: Call, found: Any, requests: Sequence[Request], sampling: S
                 raise call.fail(f"sample returned {shown(one)}: {wrong}")
 
 
+def _unstorable(value: Any) -> str:
+    """Describe the first value in a state that a checkpoint cannot store, or return ""."""
+    if value is None or isinstance(value, bool | int | float | str) or hasattr(type(value), "untyped_storage"):
+        return ""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        value = [*value.values()]
+    return next(filter(None, map(_unstorable, value)), "") if isinstance(value, list | tuple) else shown(value)
+
+
 def state(call: Call, found: Any, *arguments: Any) -> None:
-    """Require a dict. What a checkpoint cannot store is refused when one is written, with its place in the state."""
-    if not isinstance(found, dict):
-        raise call.fail(f"state_dict returned {shown(found)}, not a dict")
+    """Require a dict that a checkpoint can store."""
+    if (wrong := _unstorable(found)) or not isinstance(found, dict):
+        raise call.fail(f"state_dict returned {wrong or shown(found)}; a state is a dict of JSON and tensors")
 
 
 def metrics(call: Call, found: Any, *arguments: Any) -> None:
