@@ -107,14 +107,23 @@ CLAIMS = (  # declared before their campaigns ran
         "pass-at-k.csv",
         each(("rare: maxrl",), (PASS_8, "better"), (ACCURACY, None)),
     ),
-    Claim(
-        "Credit on planning tokens helps where a plan decides",
+    Claim(  # declared together with the next one
+        "HICRA helps where a plan decides, and harms nothing elsewhere",
         "credit.csv",
         (
-            *each(("planning: hicra", "planning: sepa"), (CREDIT, "better")),
-            *each(("decoy: hicra", "decoy: sepa"), (CREDIT, "not worse")),
-            *each(("planning: gtpo", "planning: oracle", "planning: random credit"), (CREDIT, None)),
-            *each(("decoy: gtpo", "decoy: oracle", "decoy: random credit"), (CREDIT, None)),
+            *each(("planning: hicra",), (CREDIT, "better")),
+            *each(("decoy: hicra",), (CREDIT, "not worse")),
+            *each(("planning: oracle", "planning: random credit"), (CREDIT, None)),
+            *each(("decoy: oracle", "decoy: random credit"), (CREDIT, None)),
+        ),
+    ),
+    Claim(
+        "SEPA helps where a plan decides, and harms nothing elsewhere",
+        "credit.csv",
+        (
+            *each(("planning: sepa",), (CREDIT, "better")),
+            *each(("decoy: sepa",), (CREDIT, "not worse")),
+            *each(("planning: gtpo", "decoy: gtpo"), (CREDIT, None)),
         ),
     ),
     Claim(
