@@ -7,8 +7,8 @@ a step, in the order of first entry, but for
   package of its own, `algorithms/planning`;
 - the model: what the decoder computes of a token, chosen by the model's family as a component is by name, and what the
   trainer puts into its modules;
-- definitions and mechanisms without flow: `types` with the layout of a batch, the parts of a run, `protocols`,
-  `errors`, `registry`, `system`;
+- definitions and mechanisms without flow: `types` with the layout of a batch and the row that a reward gets, the parts
+  of a run and of a loaded model, `protocols`, `errors`, `registry`, `system`;
 - formulas: `functional`.
 """
 
@@ -28,7 +28,9 @@ DEFINITIONS = (
     "types.py",
     "weights.py",
     "training/layout.py",
+    "training/model/loading.py",
     "training/model/packing.py",
+    "rewards/signatures.py",
     "run/run_context.py",
     "protocols.py",
     "errors.py",
