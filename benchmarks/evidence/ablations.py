@@ -5,23 +5,20 @@ python benchmarks/evidence/ablations.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import Comparison, compare
 from retrain.campaign.verdict.result_files import tables_of_rows
-from retrain.campaign.verdict.result_rows import ResultRow, rows_of_files
+from retrain.campaign.verdict.result_rows import rows_of_files
 from retrain.campaign.verdict.results import Results
-from retrain.campaign.verdict.sentences import p_value, short
+from retrain.campaign.verdict.sentences import short, texts
 
 HERE = Path(__file__).parent
 ABLATIONS = {"SmolLM2": "smollm2.csv"}
-"""What the conditions were trained on, and the name of the file of results."""
+"""Model or task that the conditions were trained on -> name of the file of results."""
 ACCURACY = Outcome(margin=0.02)
-SHOWN = {"accuracy": ".3f", "area": ".3f", "avg_tokens": ".1f"}
-"""Columns of which the tables show means over the seeds, with their format."""
 
 
 def families(results: Results) -> dict[str, list[Comparison]]:
@@ -43,31 +40,18 @@ def number(value: float, form: str = "+.3f") -> str:
 def sentence(one: Comparison) -> str:
     """Return a comparison in one cell of a table."""
     value, low, high = map(number, one.difference)
-    deciding = {"equal": one.judged.equality, "not worse": one.judged.not_worse}
-    p = p_value(deciding.get(one.kind, one.judged.corrected)).removeprefix("= ")
     detects = f"; detectable {number(one.detectable, '.3f')}" if one.kind == "open" and one.detectable else ""
-    return f"{value} [{low}, {high}], p {p}: {short(one).partition(';')[0]}{detects}"
-
-
-def means(rows: list[ResultRow], condition: str) -> Iterator[str]:
-    """Yield the mean of each shown column over the runs of a condition, at their last step."""
-    own = [row for row in rows if row.method == condition]
-    last = max(row.step or 0 for row in own)
-    for column, form in SHOWN.items():
-        if column in own[0].figures:
-            yield number(fmean(float(row.figures[column]) for row in own if (row.step or 0) == last), form)
+    return f"{value} [{low}, {high}], p {texts(one)['decided']}: {short(one)}{detects}"
 
 
 def table(name: str) -> list[str]:
     """Return the table of an ablation as lines of Markdown."""
-    rows = rows_of_files([HERE / ABLATIONS[name]])
-    (results,) = tables_of_rows(rows, ACCURACY)
-    shown = [column.removeprefix("avg_") for column in SHOWN if column in rows[0].figures]
-    heads = ["condition", *shown, "against the condition that it extends", "against grpo"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    (results,) = tables_of_rows(rows_of_files([HERE / ABLATIONS[name]]), ACCURACY)
+    lines = ["| condition | accuracy | against the condition that it extends | against grpo |", "|---|---|---|---|"]
     found = {kind: {one.condition: sentence(one) for one in every} for kind, every in families(results).items()}
     for condition in results.conditions:
-        cells = [condition, *means(rows, condition), *(every.get(condition, "") for every in found.values())]
+        mean = number(fmean(results.values(condition)), ".3f")
+        cells = [condition, mean, *(every.get(condition, "") for every in found.values())]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -23,7 +23,7 @@ from retrain.campaign.verdict.figures import forest_row, scatters, verdict_mark
 from retrain.campaign.verdict.figures import keys as legend
 from retrain.campaign.verdict.result_files import tables_of_rows
 from retrain.campaign.verdict.result_rows import rows_of_files
-from retrain.campaign.verdict.sentences import detects, p_value, short
+from retrain.campaign.verdict.sentences import detects, short, texts
 from retrain.report.exported_figures import Drawing, stacked, standalone
 
 HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ TOKENS = Measure("avg_tokens", "min")
 ENTROPY = Measure("mean policy/entropy", "max")
 WRONG = Measure("mean tokens/wrong", "min")
 PASS_8 = Measure("pass@8", "max", 0.02)
-CREDIT = REAL = Measure("accuracy", "max", 0.05)
+WIDER = Measure("accuracy", "max", 0.05)
 AREA = Measure("area", "max")
 
 
@@ -111,19 +111,19 @@ CLAIMS = (  # declared before their campaigns ran
         "HICRA helps where a plan decides, and harms nothing elsewhere",
         "credit.csv",
         (
-            *each(("planning: hicra",), (CREDIT, "better")),
-            *each(("decoy: hicra",), (CREDIT, "not worse")),
-            *each(("planning: oracle", "planning: random credit"), (CREDIT, None)),
-            *each(("decoy: oracle", "decoy: random credit"), (CREDIT, None)),
+            *each(("planning: hicra",), (WIDER, "better")),
+            *each(("decoy: hicra",), (WIDER, "not worse")),
+            *each(("planning: oracle", "planning: random credit"), (WIDER, None)),
+            *each(("decoy: oracle", "decoy: random credit"), (WIDER, None)),
         ),
     ),
     Claim(
         "SEPA helps where a plan decides, and harms nothing elsewhere",
         "credit.csv",
         (
-            *each(("planning: sepa",), (CREDIT, "better")),
-            *each(("decoy: sepa",), (CREDIT, "not worse")),
-            *each(("planning: gtpo", "decoy: gtpo"), (CREDIT, None)),
+            *each(("planning: sepa",), (WIDER, "better")),
+            *each(("decoy: sepa",), (WIDER, "not worse")),
+            *each(("planning: gtpo", "decoy: gtpo"), (WIDER, None)),
         ),
     ),
     Claim(
@@ -135,12 +135,12 @@ CLAIMS = (  # declared before their campaigns ran
         "The length claims on SmolLM2",
         "length-smollm2.csv",
         (
-            *each(("penalty 0.05",), (REAL, "worse")),
-            *each(("dca 0.2", "dca 1.0"), (TOKENS, "better"), (REAL, "not worse")),
-            *each(("penalty 0.01",), (REAL, None), (TOKENS, None)),
+            *each(("penalty 0.05",), (WIDER, "worse")),
+            *each(("dca 0.2", "dca 1.0"), (TOKENS, "better"), (WIDER, "not worse")),
+            *each(("penalty 0.01",), (WIDER, None), (TOKENS, None)),
         ),
     ),
-    Claim("LoRA learns as well as all weights", "lora.csv", each(("LoRA",), (REAL, "not worse"))),
+    Claim("LoRA learns as well as all weights", "lora.csv", each(("LoRA",), (WIDER, "not worse"))),
     Claim(
         "Expert data help where the policy cannot start",
         "mix.csv",
@@ -206,11 +206,10 @@ def table(found: Sequence[Shown]) -> list[str]:
     ]
     for one, expected in found:
         value, low, high = (f"{number:+.3f}" for number in one.difference)
-        deciding = {"equal": one.judged.equality, "not worse": one.judged.not_worse}
-        p = p_value(deciding.get(one.kind, one.judged.corrected)).removeprefix("= ")
         verdict = f"{short(one)}; {detects(one)}" if one.kind == "open" and detects(one) else short(one)
         goal = "less" if one.outcome.goal == "min" else "more"
         name = f"{one.outcome.metric.removeprefix('avg_')} ({goal} is better)"
+        p = texts(one)["decided"]
         lines.append(f"| {named(one)} | {name} | {value} [{low}, {high}] | {p} | {verdict} | {expected or ''} |")
     return lines
 
@@ -235,9 +234,7 @@ def figures(every: Sequence[tuple[Claim, list[Shown]]]) -> dict[str, str]:
     return {
         "replications.svg": standalone(Drawing(stacked(rows, ""), keys)),
         "claims.svg": standalone(Drawing(stacked(claims, ""), keys)),
-        "accuracy-over-tokens.svg": standalone(
-            Drawing(over.replace("avg_tokens", "tokens per answer"), legend(accuracy))
-        ),
+        "accuracy-over-tokens.svg": standalone(Drawing(over, legend(accuracy))),
     }
 
 
@@ -266,8 +263,9 @@ def with_results() -> list[tuple[Claim, list[Shown]]]:
 
 
 if __name__ == "__main__":
-    for claim, found in with_results():
+    known = with_results()
+    for claim, found in known:
         print(f"\n## {claim.name}: {word(found)}\n")
         print("\n".join(table(found)))
-    for name, svg in figures(with_results()).items():
+    for name, svg in figures(known).items():
         (IMAGES / name).write_text(svg, encoding="utf-8")
