@@ -39,7 +39,7 @@ from tests.small_runs import TOML as RUN
 from tests.small_runs import rows, same
 from tests.vllm import cpu_transfer
 from tests.vllm.models import PROMPTS, saved, worst_error
-from tests.waiting import PATIENCE_S, ends, until
+from tests.waiting import ends, until
 
 pytestmark = pytest.mark.vllm
 SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
@@ -325,14 +325,14 @@ def before(monkeypatch, url, path, count, then):
 
 
 def overlap(monkeypatch, url):
-    """Have a server in the middle of a request when it next loads weights: its first request waits until then."""
+    """Have a server in the middle of requests when it next loads weights: those before wait, and run when it does."""
     request, call = http.Calls.request, http.Calls.__call__
     held, loads = threading.Event(), threading.Event()
 
     async def first_held(calls, asked, *rest, **options):
-        if asked.startswith(url + "/inference") and not held.is_set():
+        while asked.startswith(url + "/inference") and not loads.is_set():
             held.set()
-            await asyncio.to_thread(loads.wait, PATIENCE_S)
+            await asyncio.sleep(0.01)
         return await request(calls, asked, *rest, **options)
 
     def loaded(calls, asked, *rest, **options):
