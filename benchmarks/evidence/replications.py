@@ -93,6 +93,11 @@ CLAIMS = (  # declared before their campaigns ran
         each(("dca 0.1", "dca 0.2", "dca 0.5", "dca 1.0"), (TOKENS, "better"), (ACCURACY, "not worse")),
     ),
     Claim(
+        "DCA shortens answers at equal accuracy: 25 further seeds",
+        "length-dca.csv",
+        each(("dca 0.1", "dca 0.2", "dca 0.5", "dca 1.0"), (TOKENS, "better"), (ACCURACY, "not worse")),
+    ),
+    Claim(
         "A higher upper clip keeps entropy",
         "clip-higher.csv",
         each(("upper clip .28", "no upper clip"), (ENTROPY, "better"), (ACCURACY, None)),
@@ -125,6 +130,9 @@ CLAIMS = (  # declared before their campaigns ran
             *each(("decoy: sepa",), (WIDER, "not worse")),
             *each(("planning: gtpo", "decoy: gtpo"), (WIDER, None)),
         ),
+    ),
+    Claim(
+        "SEPA helps where a plan decides: 18 further starts", "sepa-planning.csv", each(("sepa",), (WIDER, "better"))
     ),
     Claim(
         "Old rollouts harm, and truncated importance sampling repairs it",
