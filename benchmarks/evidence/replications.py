@@ -71,6 +71,8 @@ WRONG = Measure("mean tokens/wrong", "min")
 PASS_8 = Measure("pass@8", "max", 0.02)
 WIDER = Measure("accuracy", "max", 0.05)
 AREA = Measure("area", "max")
+OVER_TOKENS = {"accuracy-over-tokens": "length.csv", "accuracy-over-tokens-smollm2": "length-smollm2.csv"}
+"""Figure of accuracy over tokens -> name of the file of results."""
 
 
 def each(conditions: Sequence[str], *expected: tuple[Measure, Expected | None]) -> tuple[Expectation, ...]:
@@ -235,15 +237,19 @@ def figures(every: Sequence[tuple[Claim, list[Shown]]]) -> dict[str, str]:
     ]
     kinds = ("better", "worse", "equal", "not-worse", "open")
     keys = [(kind.replace("-", " "), verdict_mark(kind)) for kind in kinds]
-    results = rows_of_files([HERE / "length.csv"])
-    accuracy, tokens = (tables_of_rows(results, Outcome(metric=m, goal=goal))[0] for m, goal, _ in (ACCURACY, TOKENS))
-    ((_, over), *_) = scatters(accuracy, [tokens])
-    over = over.replace(TOKENS.column, "tokens per answer")
     return {
         "replications.svg": standalone(Drawing(stacked(rows, ""), keys)),
         "claims.svg": standalone(Drawing(stacked(claims, ""), keys)),
-        "accuracy-over-tokens.svg": standalone(Drawing(over, legend(accuracy))),
+        **{f"{name}.svg": over_tokens(HERE / file) for name, file in OVER_TOKENS.items() if (HERE / file).exists()},
     }
+
+
+def over_tokens(file: Path) -> str:
+    """Draw the accuracy of every condition over the tokens of its answers."""
+    results = rows_of_files([file])
+    accuracy, tokens = (tables_of_rows(results, Outcome(metric=m, goal=goal))[0] for m, goal, _ in (ACCURACY, TOKENS))
+    ((_, over), *_) = scatters(accuracy, [tokens])
+    return standalone(Drawing(over.replace(TOKENS.column, "tokens per answer"), legend(accuracy)))
 
 
 def alone(one: Comparison) -> str:
