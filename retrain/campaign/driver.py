@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from retrain import registry
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work import run_process
 from retrain.campaign.work.campaign_directory import CampaignDirectory, create
+from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.run.stop_signal import Stop
+from retrain.system.process import Process, end
 from retrain.types import Observer
 
 
@@ -53,7 +56,7 @@ def failed(campaign: CampaignDirectory) -> bool:
 
 
 def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequence[Job], observe: Observer) -> None:
-    """Compute each distinct warm start of the jobs once, and store it in the cache.
+    """Compute each distinct warm start of the jobs once, as many at a time as there are slots; they go into the cache.
 
     A failure is ignored here: the runs compute the warm start themselves, fail as well, and record the reason.
     """
@@ -64,7 +67,17 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
         if warmup.steps and warmup.cache:
             parts = (loaded.settings.start(job.seed), facts["model"], facts["warmup"], facts["components"]["task"])
             distinct.setdefault(json.dumps(parts, sort_keys=True), job)
-    for index, job in enumerate(distinct.values()):
-        observe("message", {"text": "computing the warm start, unless it is in the cache", "level": "info"})
-        with Stop("run the same command to resume"):
-            run_process.finish(run_process.warm_start(campaign.run(job), campaign.path / f"warmstart-{index}.log"))
+    runs = [campaign.run(job) for job in distinct.values()]
+    if runs:
+        text = f"computing {len(runs)} warm start{'s' * (len(runs) > 1)}, unless in the cache"
+        observe("message", {"text": text, "level": "info"})
+    slots = machine_slots(campaign.plan.slots, campaign.plan.ranks) if len(runs) > 1 else [{}]
+    for first in range(0, len(runs), len(slots)):
+        with Stop("run the same command to resume"), ExitStack() as started:
+            processes = list[Process]()
+            for index, (run, environment) in enumerate(zip(runs[first:], slots, strict=False), start=first):
+                log = campaign.path / f"warmstart-{index}.log"
+                processes.append(run_process.warm_start(run, log, environment))
+                started.callback(end, processes[-1])
+            for process in processes:
+                process.wait()

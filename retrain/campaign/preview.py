@@ -61,7 +61,10 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     if memory := run_memory(loaded.configs[0], loaded.settings.ranks):
         facts["memory_mb"] = {"run": memory, "at_once": memory * min(runs, slots) * loaded.settings.ranks}
     if sizes is not None:
-        facts["time"] = spent | {"campaign_s": math.ceil(runs / slots) * spent["run_s"]}
+        starts = loaded.settings.warm_starts * max(1, len(loaded.settings.tasks))  # the probe has computed one
+        warm_s = math.ceil((starts - 1) / slots) * spent["warm_start_s"]
+        campaign_s = math.ceil(runs / slots) * spent["run_s"] + warm_s
+        facts["time"] = spent | {"campaign_s": campaign_s, "warm_starts": starts}
         facts["disk_mb"] = _disk(sizes, config, loaded.settings.keep, runs, min(runs, slots))
     return facts
 
@@ -247,7 +250,7 @@ def _probe(
         document.setdefault("logging", {}).update(dir=name, name=run.name, trackers=[])
         (run / "config.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
         # The warm start stays in the cache, so the run or the campaign does not compute it again.
-        warm = _timed(run, lambda: warm_start(run, run / "log.txt", fresh_process)) if config.warmup.steps else 0.0
+        warm = _timed(run, lambda: warm_start(run, run / "log.txt", {}, fresh_process)) if config.warmup.steps else 0.0
         wall = _timed(run, lambda: train(run, ranks, slot or {}, fresh_process))
         metrics, evals, sizes = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"), _sizes(run)
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
@@ -297,7 +300,10 @@ def render(facts: Mapping[str, Any]) -> str:
         run = f"{duration(spent['run_s'])} per run, of which {_parts(spent)}"
         lines.append(f"time        about {duration(spent['campaign_s'])}: {run}")
         if spent["warm_start_s"]:
-            lines.append(f"warm start  {duration(spent['warm_start_s'])}, now in the cache")
+            count = f"{spent['warm_starts']} of " if spent["warm_starts"] > 1 else ""
+            lines.append(
+                f"warm start  {count}{duration(spent['warm_start_s'])}, {'one ' * bool(count)}now in the cache"
+            )
     if sizes := facts.get("disk_mb"):
         kept = f'{sizes["run"]:,.0f} MB per finished run by [campaign] keep = "{sizes["keep"]}"'
         peak = f"up to {sizes['peak']:,.0f} MB during the last runs"

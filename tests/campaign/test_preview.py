@@ -1,5 +1,7 @@
 """What a campaign would cost and could tell."""
 
+from dataclasses import replace
+
 import pytest
 
 from retrain.campaign.plan.campaign_schema import Campaign
@@ -73,12 +75,15 @@ def test_counts_runs_and_steps_without_running_anything(loaded, tmp_path):
 
 @pytest.mark.slow
 def test_the_probe_runs_two_steps_and_adds_up_what_a_campaign_takes(loaded, tmp_path):
-    time = preview(loaded, probe=True)["time"]
+    several = replace(loaded, settings=loaded.settings.model_copy(update={"warm_starts": 8}))
+    time = preview(several, probe=True)["time"]
     assert min(time.values()) > 0
-    # Four steps, evaluated at the start, after two, and at the end; forty runs in two slots.
+    # Four steps, evaluated at the start, after two, and at the end; forty runs and seven warm starts in two slots.
     assert time["run_s"] == pytest.approx(time["start_s"] + 4 * time["step_s"] + 3 * time["evaluation_s"])
-    assert time["campaign_s"] == pytest.approx(20 * time["run_s"])
-    assert "per run" in render(preview(loaded, probe=False) | {"time": time})
+    assert time["campaign_s"] == pytest.approx(20 * time["run_s"] + 4 * time["warm_start_s"])
+    text = render(preview(loaded, probe=False) | {"time": time})
+    assert "per run" in text
+    assert "warm start  8 of " in text
     assert (tmp_path / "cache").is_dir()
     assert not (tmp_path / "runs").exists()
 

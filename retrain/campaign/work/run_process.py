@@ -49,9 +49,10 @@ def train(run: Path, ranks: int, environment: Mapping[str, str], fresh_process: 
     return _start(_TRAIN, arguments, run / "log.txt", environment, fresh_process or ranks > 1)
 
 
-def warm_start(run: Path, log: Path, fresh_process: bool = False) -> Process:
-    """Start a process that computes the warm start of a run into the cache; `fresh_process` as in `train`."""
-    return _start("retrain.campaign.work.programs", ["warm-start", str(run / "config.toml")], log, {}, fresh_process)
+def warm_start(run: Path, log: Path, environment: Mapping[str, str], fresh_process: bool = False) -> Process:
+    """Start a process that computes the warm start of a run into the cache; the arguments are those of `train`."""
+    arguments = ["warm-start", str(run / "config.toml")]
+    return _start("retrain.campaign.work.programs", arguments, log, environment, fresh_process)
 
 
 def finish(process: Process) -> int:
