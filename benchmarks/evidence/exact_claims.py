@@ -1,6 +1,6 @@
 """Two claims of the literature that need no training: exact figures from the advantages themselves.
 
-    python benchmarks/evidence/exact_claims.py          prints the tables of docs/replications.md, in a second
+    python benchmarks/evidence/exact_claims.py          prints the tables of docs/replications.md, and draws its figures
 
 - "In a group that is all correct, the normalisation absorbs the coefficient of a length penalty" (DCA,
   arXiv:2602.02099): advantages of four right answers of 10, 20, 30 and 40 tokens, over the coefficient.
@@ -10,17 +10,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import comb
+from collections.abc import Mapping, Sequence
+from math import comb, log10
+from pathlib import Path
 from typing import Any
 
 from retrain import compute_composable_advantages
+from retrain.report.charts import Axes, Point, polyline, span, svg
+from retrain.report.exported_figures import Drawing, standalone
 
 LENGTHS = (10, 20, 30, 40)
 GAMMAS = (0.0, 0.0001, 0.001, 0.01, 0.1)
 BETAS = (0.0, 0.1, 0.2, 0.5, 1.0)
 RATES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
 GROUP = 8
+MODES = {"no division": "grpo", "standard deviation": "grpo_std", "mean (MaxRL)": "maxrl"}
+IMAGES = Path(__file__).parents[2] / "docs/images"
 
 
 def credit(rewards: Sequence[float], mode: str, lengths: Sequence[int] = (), **params: Any) -> list[float]:
@@ -59,9 +64,33 @@ def weight(mode: str, rate: float) -> float:
     )
 
 
-def relative(mode: str) -> list[float]:
+def relative(mode: str, rates: Sequence[float] = RATES) -> list[float]:
     """Weight of a question by its pass rate, as a multiple of that of a question with pass rate one half."""
-    return [weight(mode, rate) / weight(mode, 0.5) for rate in RATES]
+    half = weight(mode, 0.5)
+    return [weight(mode, rate) / half for rate in rates]
+
+
+def figures() -> dict[str, str]:
+    """Return the figures as SVG by the name of their file: the shortest answer's advantage, and questions' weights."""
+    strengths, rates = [10 ** (-4 + step / 10) for step in range(41)], [step / 100 for step in range(1, 100)]
+    shortest = {
+        "penalty in the reward, over gamma": [(log10(one), penalised(one)[0]) for one in strengths],
+        "DCA, over beta": [(log10(one), decoupled(one)[0]) for one in strengths],
+    }
+    weights = {name: [*zip(rates, relative(mode, rates), strict=True)] for name, mode in MODES.items()}
+    return {
+        "absorbed.svg": lines(shortest, "log10 of the coefficient"),
+        "difficulty.svg": lines(weights, "pass rate of the question"),
+    }
+
+
+def lines(curves: Mapping[str, Sequence[Point]], label: str) -> str:
+    """Draw a line for each of the curves."""
+    every = [point for curve in curves.values() for point in curve]
+    axes = Axes(span([x for x, _ in every]), (0.0, 1.05 * max(y for _, y in every)), label=label)
+    drawn = "".join(polyline(axes, curve, f"curve c{index}") for index, curve in enumerate(curves.values()))
+    keys = [(name, f'<path class="center c{index}" d="M-6 -2h12v4h-12z"/>') for index, name in enumerate(curves)]
+    return standalone(Drawing(svg(axes.draw() + drawn), keys))
 
 
 def row(name: str, values: Sequence[float]) -> str:
@@ -77,9 +106,11 @@ def main() -> None:
         print(row(f"DCA, beta {beta:g}", decoupled(beta)))
     print("\n| pass rate | " + " | ".join(f"{rate:g}" for rate in RATES) + " |")
     print("|---" * (len(RATES) + 1) + "|")
-    for name, mode in (("no division", "grpo"), ("standard deviation", "grpo_std"), ("mean (MaxRL)", "maxrl")):
+    for name, mode in MODES.items():
         print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in relative(mode)) + " |")
 
 
 if __name__ == "__main__":
     main()
+    for name, drawing in figures().items():
+        (IMAGES / name).write_text(drawing, encoding="utf-8")

@@ -71,6 +71,7 @@ WRONG = Measure("mean tokens/wrong", "min")
 PASS_8 = Measure("pass@8", "max", 0.02)
 WIDER = Measure("accuracy", "max", 0.05)
 AREA = Measure("area", "max")
+EASY, HARD = Measure("easy/accuracy", "max"), Measure("hard/accuracy", "max")
 OVER_TOKENS = {"accuracy-over-tokens": "length.csv", "accuracy-over-tokens-smollm2": "length-smollm2.csv"}
 """Figure of accuracy over tokens -> name of the file of results."""
 
@@ -113,6 +114,11 @@ CLAIMS = (  # declared before their campaigns ran
         "MaxRL raises pass@k where success is rare",
         "pass-at-k.csv",
         each(("rare: maxrl",), (PASS_8, "better"), (ACCURACY, None)),
+    ),
+    Claim(
+        "A mixture of easy and hard questions is learned no worse without the division",
+        "difficulty.csv",
+        each(("not divided",), (ACCURACY, "not worse"), (EASY, None), (HARD, None)),
     ),
     Claim(  # declared together with the next one
         "HICRA helps where a plan decides, and harms nothing elsewhere",

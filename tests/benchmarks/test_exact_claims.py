@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.evidence.exact_claims import BETAS, GAMMAS, decoupled, main, penalised, weight
+from benchmarks.evidence.exact_claims import BETAS, GAMMAS, IMAGES, decoupled, figures, main, penalised, weight
 from docs.measure import ROOT
 
 
@@ -32,3 +32,8 @@ def test_the_page_shows_the_tables(capsys):
     page = (ROOT / "docs" / "replications.md").read_text()
     for line in capsys.readouterr().out.splitlines():
         assert line in page
+
+
+def test_the_figures_are_those_of_the_formulas():
+    drawn = figures()
+    assert {name: (IMAGES / name).read_text() for name in drawn} == drawn
