@@ -40,7 +40,6 @@ def computed(tmp_path, monkeypatch):
     class Watched:
         def __init__(self, run, log, environment):
             self.run, self.process = run.name, real(run, log, environment)
-            self.pid = self.process.pid
             seen.append(("start", self.run, environment.get("OMP_NUM_THREADS")))
 
         def wait(self):
@@ -54,7 +53,7 @@ def computed(tmp_path, monkeypatch):
         driver.warm_start(loaded, campaign, campaign.jobs, lambda event, details: seen.append(details["text"]))
         return seen
 
-    compute.seen, compute.watched = seen, Watched
+    compute.watched = Watched
     return compute
 
 

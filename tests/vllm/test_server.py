@@ -329,7 +329,7 @@ def overlap(monkeypatch, url):
     request, call = http.Calls.request, http.Calls.__call__
     held, loads = threading.Event(), threading.Event()
 
-    async def first_held(calls, asked, *rest, **options):
+    async def held_back(calls, asked, *rest, **options):
         while asked.startswith(url + "/inference") and not loads.is_set():
             held.set()
             await asyncio.sleep(0.01)
@@ -341,7 +341,7 @@ def overlap(monkeypatch, url):
             until(lambda: re.search(r"vllm:num_requests_running\{.*\} [1-9]", call(calls, url + "/metrics")))
         return call(calls, asked, *rest, **options)
 
-    monkeypatch.setattr(http.Calls, "request", first_held)
+    monkeypatch.setattr(http.Calls, "request", held_back)
     monkeypatch.setattr(http.Calls, "__call__", loaded)
 
 
