@@ -126,7 +126,6 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/deptry .
-	$(BIN)/python -m docs.growth
 	$(ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m repository
 
 format: $(VENV)/.test

@@ -61,6 +61,13 @@ class Module:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node.name, len(self.code.intersection(range(node.lineno, (node.end_lineno or 0) + 1)))
 
+    def bindings(self) -> Iterator[str]:
+        """Names of its variables, parameters and aliases: one for every place that binds a name."""
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.alias(asname=str(name)):
+                    yield name
+
     def type_names(self) -> Iterator[str]:
         """Names of its classes, inner ones included, and of its type aliases."""
         for node in ast.walk(self.tree):

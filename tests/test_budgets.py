@@ -1,11 +1,5 @@
-"""Structural limits of the package. `pytest tests/test_budgets.py` prints what `retrain train` imports.
+"""Structural limits of the package. Code lines are the lines that are neither docstring, comment nor blank."""
 
-Code lines are the lines that are neither docstring, comment nor blank.
-"""
-
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -14,39 +8,31 @@ from docs.measure import ROOT, modules
 
 pytestmark = pytest.mark.repository
 
-TRAIN_IMPORTS = 11_500
-"""Code lines of the modules that `retrain train` imports for the quickstart."""
-PACKAGE, MODULE, FUNCTION = 16, 400, 50
+PACKAGE, MODULE, FUNCTION = 16, 450, 70
 """Modules of a package; code lines of a module; code lines of a function."""
-
-TRAIN = """
-import sys
-from typer.testing import CliRunner
-from retrain.cli.main import app
-
-small = [
-    "training.max_steps=1", "training.batch_size=2", "training.group_size=2", "training.max_tokens=8",
-    "warmup.steps=1", "warmup.batch_size=1", "warmup.problems=64", "eval.problems=1", "reward_pool.workers=0",
-]
-sets = [word for key in small for word in ("--set", key)]
-done = CliRunner().invoke(app, ["train", sys.argv[1], "--plain", *sets])
-assert done.exit_code == 0, done.output
-print("imported:", *(name for name in sys.modules if name.split(".")[0] == "retrain"))
-"""
+CORE_LINES = 29_698
+"""Code lines of the package without lab/ and adapters/. Lower the number to what is reached; never raise it."""
+DOCS_WORDS = 87_820
+"""Words of docs/*.md, as `wc -w` counts them. Lower the number to what is reached; never raise it."""
+VAGUE = {"one", "found", "own", "place", "known"}
+"""Names that say nothing about what they hold."""
+VAGUE_NAMES = 1_329
+"""Bindings of these names in the package. Lower the number to what is reached; never raise it."""
 
 
-def test_what_training_imports_stays_small(tmp_path, capsys):
-    """Train the quickstart in small in a new process and count the code lines of what it imported."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "RETRAIN_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", TRAIN, str(ROOT / "configs" / "quickstart.toml")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    [imported] = (line.split()[1:] for line in done.stdout.splitlines() if line.startswith("imported:"))
-    lines = {module.name: len(module.code) for module in modules()}
-    size = sum(lines[name] for name in imported)
-    with capsys.disabled():
-        print(f"\nwhat retrain train imports: {size:,} of {TRAIN_IMPORTS:,} code lines")
-    assert size <= TRAIN_IMPORTS
+def test_the_core_only_shrinks():
+    core = [module for module in modules() if module.package not in ("lab", "adapters")]
+    assert sum(len(module.code) for module in core) <= CORE_LINES
+
+
+def test_the_documentation_only_shrinks():
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md"))
+    assert words <= DOCS_WORDS
+
+
+def test_names_say_what_they_hold():
+    counts = Counter(module.package for module in modules() for name in module.bindings() if name in VAGUE)
+    assert counts.total() <= VAGUE_NAMES, dict(counts)
 
 
 def test_a_package_has_few_modules():
