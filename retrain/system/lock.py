@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import stat
+import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,10 +51,11 @@ def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Generato
 
 
 class Lock:
-    """Lock file that records the host and PID of the process that owns a run directory.
+    """Lock file that records the machine and PID of the process that owns a run directory.
 
-    An empty file means that the lock is free. The lock of a process that no longer exists on this host is taken over.
-    A process on another host cannot be checked, so `acquire` raises an error that asks the user to delete the file.
+    An empty file means that the lock is free. The lock of a process that no longer exists on this machine is taken
+    over. A process of another machine cannot be checked, so `acquire` raises an error that asks the user to delete the
+    file.
 
     Args:
         path: the lock file.
@@ -82,8 +84,9 @@ class Lock:
         with exclusive(self.path, waiting=lambda: None) as file:
             owner = self.owner()
             if owner is not None and alive(owner):
-                remote = owner["host"] != socket.gethostname()
-                fix = f"if that process has ended, delete {self.path}" if remote else "wait, or choose another name"
+                fix = "wait, or choose another name"
+                if owner["machine"] != machine():
+                    fix = f"if that process has ended, also by a restart of its machine, delete {self.path}"
                 problem = f"in use by process {owner['pid']} on host {owner['host']}"
                 raise ConfigError.at(self.path.parent, "run directory", problem, fix)
             file.truncate(0)
@@ -92,19 +95,20 @@ class Lock:
     def release(self) -> None:
         """Release the lock if this process owns it."""
         owner = self.owner()
-        if owner is not None and (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid()):
+        if owner is not None and (owner["machine"], owner["pid"]) == (machine(), os.getpid()):
             with exclusive(self.path, waiting=lambda: None) as file:
                 file.truncate(0)
 
     def owner(self) -> dict[str, Any] | None:
-        """Return host, PID, start time and process group of the owner; None if the lock is free.
+        """Return host, machine, PID, start time and process group of the owner; None if the lock is free.
 
         The lock is also free if the file is incomplete, because its owner was killed while it started.
         """
         try:
             owner = dict(json.loads(read_plain(self.path)))
             numbers = {"pid": int(owner["pid"]), "group": int(owner.get("group", owner["pid"]))}
-            return {"host": str(owner["host"]), "born": owner["born"], **numbers}
+            strings = {name: str(owner.get(name, "")) for name in ("host", "machine")}
+            return {**strings, "born": owner["born"], **numbers}
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
@@ -115,8 +119,8 @@ class Lock:
 
 
 def alive(owner: Mapping[str, Any]) -> bool:
-    """Return whether a process exists, identified by host, PID and start time; True if it is on another host."""
-    if owner["host"] != socket.gethostname():
+    """Return whether a process exists, identified by machine, PID and start time; True if it is of another machine."""
+    if owner["machine"] != machine():
         return True
     if not 0 < owner["pid"] <= _MAX_PID:
         return False
@@ -130,8 +134,22 @@ def alive(owner: Mapping[str, Any]) -> bool:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Return host, PID and start time of a process on this host, for `alive`."""
-    return {"host": socket.gethostname(), "pid": pid, "born": _start_time(pid)}
+    """Return host, machine, PID and start time of a process of this machine, for `alive`."""
+    return {"host": socket.gethostname(), "machine": machine(), "pid": pid, "born": _start_time(pid)}
+
+
+def machine() -> str:
+    """Return a name for this machine, until it is restarted, and for the PID namespace of this process.
+
+    PIDs can be compared within one namespace of one kernel only. The hostname does not identify these: many virtual
+    machines are called localhost, and containers may have the name of their host. Nor does the namespace alone, whose
+    first has the same inode on every kernel.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux: the hardware address
+        return f"{socket.gethostname()} {uuid.getnode():x}"
 
 
 def _start_time(pid: int) -> str | None:

@@ -190,7 +190,7 @@ def test_the_slurm_script_runs_a_task_per_rank_and_requeues_what_was_stopped(fol
     lock = folder / "runs" / "slurm" / "lock"
     for stopped in (True, False):
         if not stopped:  # its machine was lost before it could be put back
-            lock.write_text(json.dumps({"host": "gone", "pid": 1, "born": "1"}))
+            lock.write_text(json.dumps({"host": "gone", "machine": "gone", "pid": 1, "born": "1"}))
             environment["SLURM_RESTART_COUNT"] = "1"
         job = subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environment)
         if stopped:

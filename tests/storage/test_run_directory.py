@@ -16,7 +16,7 @@ from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted,
 from retrain.storage.run_directory import RunDirectory
 from retrain.storage.run_environment import environment
 from retrain.storage.run_files import config_changes, read_rows
-from retrain.system.lock import Lock
+from retrain.system.lock import Lock, identity
 from retrain.system.records import read_json
 
 ROLLOUT = {"group": 0, "prompt": "p", "text": "", "reward": 1.0, "completion_ids": [1]}
@@ -197,19 +197,19 @@ def test_a_second_process_is_refused_by_name_and_a_dead_one_is_replaced(tmp_path
 def test_locks_of_other_hosts_reused_process_ids_and_half_written_ones(tmp_path):
     lock = Lock(tmp_path / "lock")
     assert lock.owner() is None
-    lock.path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "born": None}))
-    with pytest.raises(ConfigError, match=r"on host elsewhere; if that process has ended, delete .*lock"):
+    lock.path.write_text(json.dumps({"host": "elsewhere", "machine": "elsewhere", "pid": 1, "born": None}))
+    with pytest.raises(ConfigError, match=r"on host elsewhere; if that process has ended, .*delete .*lock"):
         lock.acquire()
     lock.release()
     assert lock.owner()["host"] == "elsewhere"  # not ours to free
-    lock.path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "born": "0"}))
+    lock.path.write_text(json.dumps(identity(os.getpid()) | {"born": "0"}))
     assert not lock.held()  # the process id was reused: its start time differs
     lock.path.write_text('{"host": "els')
     lock.acquire()
     assert lock.held()
     lock.release()
     assert not lock.held()
-    lock.path.write_text(json.dumps({"host": socket.gethostname(), "pid": 1, "born": None}))
+    lock.path.write_text(json.dumps(identity(1) | {"born": None}))
     assert isinstance(lock.held(), bool)  # a process of another user: no error
 
 
@@ -217,7 +217,7 @@ def test_locks_of_other_hosts_reused_process_ids_and_half_written_ones(tmp_path)
 def test_the_lock_of_a_process_that_cannot_exist_is_taken_over(tmp_path, pid):
     (tmp_path / "a").mkdir()
     lock = Lock(tmp_path / "a" / "lock")
-    lock.path.write_text(json.dumps({"host": socket.gethostname(), "pid": pid, "born": None}))
+    lock.path.write_text(json.dumps(identity(1) | {"pid": pid}))
     assert not lock.held()
     with opened(tmp_path / "a"):
         assert lock.owner()["pid"] == os.getpid()

@@ -16,6 +16,7 @@ from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import Lease, LeaseWatch
 from retrain.campaign.work.run_process import checked_code, crashed, evict, gpus, reason, train
 from retrain.errors import ConfigError, Preempted
+from retrain.system.lock import machine
 from retrain.system.process import Process, SignalHandler, end, usable_cores
 from retrain.types import Observer
 
@@ -167,7 +168,7 @@ class Worker:
         run = self._campaign.run(job)
         evict(run, lease.previous)
         process = train(run, self._campaign.plan.ranks, self._slots[slot])
-        lease.beat(starts=lease.facts["starts"] + 1, child={"host": socket.gethostname(), "pid": process.pid})
+        lease.beat(starts=lease.facts["starts"] + 1, child={"machine": machine(), "pid": process.pid})
         self._running.append(Running(job, lease, slot, process))
         self._report(job, "started", "" if lease.facts["starts"] == 1 else f"start {lease.facts['starts']}")
 

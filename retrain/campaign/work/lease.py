@@ -28,8 +28,8 @@ from retrain.system.lock import alive, identity
 from retrain.system.records import read_object
 
 # The functional syntax is used because the dead-code check reports class attributes that only JSON uses.
-_Owner = TypedDict("_Owner", {"host": str, "pid": int, "born": str | None, "space": str})  # noqa: UP013
-_Child = TypedDict("_Child", {"host": str, "pid": int})  # noqa: UP013
+_Owner = TypedDict("_Owner", {"host": str, "pid": int, "born": str | None, "machine": str})  # noqa: UP013
+_Child = TypedDict("_Child", {"machine": str, "pid": int})  # noqa: UP013
 _Content = TypedDict(  # noqa: UP013
     "_Content",
     {"beat": int, "crashes": int, "starts": int, "seconds": float, "released": bool, "owner": _Owner, "child": _Child},
@@ -64,7 +64,7 @@ class Lease:
         """Renew the lease, and store `facts` in its file."""
         self.facts |= facts
         self._beats += 1
-        data = json.dumps({"owner": _me(), "beat": self._beats, **self.facts}).encode()
+        data = json.dumps({"owner": identity(os.getpid()), "beat": self._beats, **self.facts}).encode()
         os.pwrite(self._handle, data, 0)
         os.ftruncate(self._handle, len(data))
         os.fsync(self._handle)
@@ -148,13 +148,7 @@ def _last(path: Path) -> dict[str, Any]:
 def _gone(lease: Mapping[str, Any]) -> bool:
     """Return True if the owner was a process of this machine that no longer exists."""
     owner = lease.get("owner")
-    return bool(owner) and owner["space"] == _me()["space"] and not alive(owner)
-
-
-def _me() -> dict[str, Any]:
-    """Identify this process, including machine and PID namespace, because a PID is unique only within these."""
-    me, space = identity(os.getpid()), Path("/proc/self/ns/pid")
-    return me | {"space": f"{me['host']} {space.readlink()}" if space.is_symlink() else me["host"]}
+    return bool(owner) and not alive(owner)
 
 
 def _number(path: Path) -> int:

@@ -17,7 +17,7 @@ import tomli
 from retrain.errors import EngineError, Preempted, StorageError
 from retrain.system.files import write_text
 from retrain.system.fork import Fork, prepare
-from retrain.system.lock import Lock, alive, identity
+from retrain.system.lock import Lock, alive, machine
 from retrain.system.process import Process, end, start
 from retrain.system.records import read_json
 
@@ -98,9 +98,9 @@ def evict(run: Path, previous: Mapping[str, Any]) -> None:
     launcher, and rank 0 holds the lock.
     """
     owner, child = Lock(run / "lock").owner(), previous.get("child")
-    if owner is None or child is None or (owner["host"], owner["group"]) != (child["host"], child["pid"]):
+    if owner is None or child is None or (owner["machine"], owner["group"]) != (child["machine"], child["pid"]):
         return
-    if owner["host"] != identity(os.getpid())["host"]:
+    if owner["machine"] != machine():
         write_text(run / "lock", "")
         return
     deadline = time.monotonic() + _GONE_S

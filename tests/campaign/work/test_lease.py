@@ -42,7 +42,7 @@ def foreign(folder, **changes):
     lease = take(folder)
     path = folder / "a/s0/1.json"
     facts = json.loads(path.read_text())
-    facts["owner"] |= {"host": "elsewhere", "space": "elsewhere"}
+    facts["owner"] |= {"machine": "elsewhere"}
     path.write_text(json.dumps(facts | changes))
     return lease, path
 
@@ -57,12 +57,12 @@ def test_a_lease_has_one_owner(folder):
 
 def test_a_released_lease_is_free_and_hands_its_facts_on(folder):
     lease = take(folder)
-    lease.beat(crashes=1, child={"host": "here", "pid": 7})
+    lease.beat(crashes=1, child={"machine": "here", "pid": 7})
     lease.release()
     assert held(folder, "a/s0") is False
     second = take(folder)
     assert second.facts["crashes"] == 1
-    assert second.previous["child"] == {"host": "here", "pid": 7}
+    assert second.previous["child"] == {"machine": "here", "pid": 7}
     assert not lease.owned()
 
 
