@@ -1,7 +1,7 @@
 """Token scores on GPUs: torch.compile fuses the forward and the backward pass into a few passes over the logits.
 
 One operation after the other reads and writes [n, V] numbers in float32 dozens of times, which took a third of the
-time of an update of Qwen3-0.6B on an H100 (docs/log.md).
+time of an update of Qwen3-0.6B on an H100 (dev/log.md).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _RESEND_S = 0.05
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Environment variables that tell the OpenMP runtimes of GCC, Intel and LLVM how long a waiting thread spins."""
 SPIN_COUNT = 10_000
-"""Rounds that a waiting thread spins on a quiet machine before it sleeps, see `spin_if_quiet` and docs/log.md."""
+"""Rounds that a waiting thread spins on a quiet machine before it sleeps, see `spin_if_quiet` and dev/log.md."""
 _QUIET_CORES, _WATCH_S = 0.25, 0.2
 """A machine is quiet if other processes use fewer cores than this, on average over at least these seconds."""
 _PARAMETERS_PER_THREAD = 5_000_000

@@ -74,7 +74,7 @@ def unscanned_heap() -> Generator[None]:
     """Exclude all existing objects from garbage collection inside the block.
 
     A full collection visits every object of torch, transformers and the run. The tasks and futures of rollouts trigger
-    one every few steps, which took a fifth of the CPU time of the quickstart's rollouts (docs/log.md). Objects created
+    one every few steps, which took a fifth of the CPU time of the quickstart's rollouts (dev/log.md). Objects created
     inside the block are collected as usual. If the process has frozen objects itself, nothing changes.
     """
     if gc.get_freeze_count():

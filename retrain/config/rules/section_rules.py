@@ -17,7 +17,7 @@ from retrain.system.files import expanded
 from retrain.system.model_paths import problem_with, stored_config, stored_dtype
 
 _HIDDEN_LR = 1e-5
-"""Below this rate rounding to bfloat16 hides most updates of a weight (docs/log.md, "What bfloat16 hides")."""
+"""Below this rate rounding to bfloat16 hides most updates of a weight (dev/log.md, "What bfloat16 hides")."""
 
 
 def model_path(config: Config, resolved: Resolved) -> Iterator[Finding]:
