@@ -7,12 +7,13 @@ Holm's correction of exact p-values, which needs two to the power of the seeds.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from retrain.campaign.verdict.statistics import exact_seeds, holm, max_t, mean_of
+from retrain.campaign.verdict.statistics import LEVEL, holm, max_t, mean_of, paired_tests
 from retrain.report.charts import Axes, polyline, svg
 from retrain.report.exported_figures import Drawing, standalone
 
@@ -37,10 +38,45 @@ def simulated(kind: str, size: int, seeds: int, rng: np.random.Generator, effect
 
 
 def claimed(paired: Any) -> list[bool]:
-    """Return for each comparison if it has a verdict: by the t test below six seeds, else by max-t."""
-    seeds = paired.shape[1]
-    found = max_t(paired) if seeds >= exact_seeds() else holm([mean_of(row).p for row in paired])
-    return [p <= 0.05 for p in found]
+    """Return for each comparison of a family if its verdict is better or worse."""
+    tested = paired_tests(paired, [0.0] * len(paired))
+    return [bool(one.test) and one.corrected <= LEVEL for one in tested]
+
+
+def uneven(pairs: Sequence[int], effects: Sequence[float], tables: int) -> tuple[float, float]:
+    """Simulate families whose methods have different numbers of finished runs, normal, one baseline.
+
+    Args:
+        pairs: number of pairs of each method; the largest is the number of seeds.
+        effects: true difference of each method in standard deviations of a paired difference; the first is named.
+        tables: number of simulated families.
+    Returns:
+        Share of families that name the first method, and share with a false claim about a method without an effect.
+    """
+    rng = np.random.default_rng([*pairs, *(round(10 * effect) for effect in effects)])
+    seeds, named, false = max(pairs), 0, 0
+    for _ in range(tables):
+        noise = rng.normal(size=(len(pairs) + 1, seeds))
+        paired = noise[1:] - noise[0] + np.array(effects)[:, None] * 2**0.5
+        for row, count in zip(paired, pairs, strict=True):
+            row[rng.permutation(seeds)[count:]] = np.nan
+        claims = claimed(paired)
+        named += claims[0]
+        false += any(claim for claim, effect in zip(claims, effects, strict=True) if not effect)
+    return named / tables, false / tables
+
+
+UNEVEN = (
+    ("12 seeds, 1.5 sd; a method without effect has 2 seeds", (12, 2), (1.5, 0)),
+    ("the same, three methods without effect have 2 seeds", (12, 2, 2, 2), (1.5, 0, 0, 0)),
+    ("the same, three methods without effect have 7 seeds", (12, 7, 7, 7), (1.5, 0, 0, 0)),
+    ("6 seeds, two methods of 2.5 sd, one lost a run", (6, 5), (2.5, 2.5)),
+    ("no effect, 12, 12, 7 and 6 seeds", (12, 12, 7, 6), (0, 0, 0, 0)),
+    ("no effect, 8, 8 and 6 seeds", (8, 8, 6), (0, 0, 0)),
+    ("no effect, 6, 6 and 6 seeds", (6, 6, 6), (0, 0, 0)),
+    ("no effect, 12, 12, 4 and 3 seeds", (12, 12, 4, 3), (0, 0, 0, 0)),
+)
+"""Families of section "Simulations": what it is, pairs of each method, effects in sd."""
 
 
 def claimed_by_holm(paired: Any) -> list[bool]:
@@ -100,6 +136,10 @@ if __name__ == "__main__":
     sizes = {f"{kind}, family of {m}": [size_of(kind, m, n, count) for n in SEEDS] for kind in KINDS for m in SIZES}
     print(table("size: data, family; seeds", sizes))
     print(table("coverage: data; seeds", {kind: [coverage_of(kind, n, count) for n in SEEDS] for kind in KINDS}))
+    print("| family; tables with uneven runs | names the effect | false claims |\n|---|---|---|")
+    for name, pairs, effects in UNEVEN:
+        named, false = (f"{share:.3f}".replace("0.", ".") for share in uneven(pairs, effects, count))
+        print(f"| {name} | {named if effects[0] else '-'} | {false if 0 in effects else '-'} |")
     found = {(m, n): power_of(m, n, count) for m in SIZES for n in SEEDS}
     for which, name in enumerate(("verdicts", "Holm over exact p")):
         rows = {f"{name}, family of {m}": [found[m, n][which] for n in SEEDS] for m in SIZES}

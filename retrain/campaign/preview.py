@@ -183,9 +183,9 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
         for table in tables
         for pair in table.ladder or [(one, table.baseline) for one in table.conditions if one != table.baseline]
     ]
-    found = [one for one in compare(places, "baseline") if one.mean.free > 0]
-    free = sum(one.mean.free for one in found)
-    squares = sum(one.deviation**2 * one.mean.free for one in found)
+    found = [one for one in compare(places, "baseline") if one.mean.dof > 0]
+    free = sum(one.mean.dof for one in found)
+    squares = sum(one.deviation**2 * one.mean.dof for one in found)
     # With few pairs all differences can be equal; a standard deviation of 0 would then overstate the power.
     if not squares:
         return None
@@ -202,7 +202,7 @@ def power(settings: Campaign, comparisons: int, known: Spread | None) -> list[st
     """
     starts, comparisons = settings.warm_starts, max(1, comparisons)
     count, unit = (len(settings.seed_list), "paired seed") if starts == 1 else (starts, "warm start")
-    exact = statistics.exact_seeds(settings.alpha)
+    exact = statistics.min_seeds_for_exact_test(settings.alpha)
     lines = [_detectable(settings, count, unit, comparisons, known)]
     if count < exact:
         lines.append(_detectable(settings, max(6, exact), unit, comparisons, known))
@@ -219,9 +219,9 @@ def power(settings: Campaign, comparisons: int, known: Spread | None) -> list[st
 def _detectable(settings: Campaign, count: int, unit: str, comparisons: int, known: Spread | None) -> str:
     """Return the difference that this number of seeds detects with a power of 80 %, and the test that does."""
     seeds = plural(count, unit)
-    if count < statistics.LEAST_SEEDS:
-        return f"{seeds}: no verdict, only differences; a verdict needs {statistics.LEAST_SEEDS}"
-    exact = count >= statistics.exact_seeds(settings.alpha)
+    if count < statistics.MIN_SEEDS:
+        return f"{seeds}: no verdict, only differences; a verdict needs {statistics.MIN_SEEDS}"
+    exact = count >= statistics.min_seeds_for_exact_test(settings.alpha)
     test = "the exact max-t test" if exact else "the t test, which assumes roughly normal differences,"
     effect = statistics.detectable_effect(count, comparisons, settings.alpha)
     size = f"{effect:.2f} standard deviations of the paired difference"

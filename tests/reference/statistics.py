@@ -26,22 +26,25 @@ def sign_flip(differences):
 
 
 def max_t(differences, floor=0.0):
-    """Westfall and Young's step-down max-t over all sign vectors; differences [m][n]."""
+    """Westfall and Young's step-down max-t of -log p over all sign vectors; differences [m][n], None if missing."""
     n = len(differences[0])
 
     def statistic(row, signs):
-        flipped = [s * d for s, d in zip(signs, row, strict=True)]
-        mean = math.fsum(flipped) / n
-        spread = math.sqrt(math.fsum((one - mean) ** 2 for one in flipped) / (n - 1))
-        return abs(mean) * math.sqrt(n) / max(spread, floor, 1e-6 * math.sqrt(math.fsum(d * d for d in row) / n))
+        flipped = [s * d for s, d in zip(signs, row, strict=True) if d is not None]
+        size, mean = len(flipped), math.fsum(flipped) / len(flipped)
+        spread = math.sqrt(math.fsum((one - mean) ** 2 for one in flipped) / (size - 1))
+        least = max(floor, 1e-6 * math.sqrt(math.fsum(d * d for d in flipped) / size))
+        return -stats.t.logsf(abs(mean) * math.sqrt(size) / max(spread, least), size - 1) - math.log(2)
 
     tables = [[statistic(row, signs) for row in differences] for signs in itertools.product((1, -1), repeat=n)]
     order = sorted(range(len(differences)), key=lambda j: -tables[0][j])
-    p, last = [0.0] * len(differences), 0.0
+    p = [0.0] * len(differences)
+    last = 0.0
     for rank, j in enumerate(order):
         least = tables[0][j] * (1 - 1e-9)
         share = sum(max(table[k] for k in order[rank:]) >= least for table in tables) / len(tables)
-        last = p[j] = max(last, share)
+        last = max(last, float(share))
+        p[j] = last
     return p
 
 

@@ -12,13 +12,12 @@ from typing import Literal
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.results import ALL_TASKS, Cell, Results, mean_over_tasks
-from retrain.campaign.verdict.statistics import Estimate, Mean, mean_of
+from retrain.campaign.verdict.statistics import Estimate, Mean, Test, Tested, mean_of
 from retrain.functional.evaluation import aes
 from retrain.report.page import plural
 
 Measure = Callable[[Cell], "float | None"]
 VerdictKind = Literal["better", "worse", "equal", "not worse", "open", "same"]
-Test = Literal["", "exact", "t test", "permutation", "McNemar"]
 Pairing = tuple[Results, str, str]
 """Table, condition, and the condition that it is compared with."""
 result, area, length = (attrgetter(name) for name in ("result", "area", "avg_tokens"))
@@ -112,13 +111,13 @@ class Comparison:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of a difference: error * sqrt(free + 1)."""
-        return self.mean.error * math.sqrt(self.mean.free + 1)
+        """Standard deviation of a difference: error * sqrt(dof + 1)."""
+        return self.mean.error * math.sqrt(self.mean.dof + 1)
 
     @property
     def detectable(self) -> float:
         """Smallest true difference that is detected with a probability of 80 %; infinite or NaN if none is."""
-        return self.deviation * statistics.detectable_effect(int(self.mean.free) + 1, self.size, self.alpha)
+        return self.deviation * statistics.detectable_effect(int(self.mean.dof) + 1, self.size, self.alpha)
 
     @property
     def needed(self) -> int | None:
@@ -220,21 +219,54 @@ def _judge(places: Sequence[Pairing]) -> list[Judged]:
     """Test the comparisons of one family."""
     if not places:
         return []
-    means, alpha = [_mean(place) for place in places], places[0][0].alpha
-    raw, exact = _exact(places)
-    students = statistics.holm([mean.p for mean in means])
+    alpha = places[0][0].alpha
+    means = [_mean(place) for place in places]
     bounds = [_margin(place[0].outcome, mean) for place, mean in zip(places, means, strict=True)]
     equality, not_worse = (statistics.holm([bound[side] for bound in bounds]) for side in (0, 1))
-    found: list[Judged] = []
-    for index, ((table, *pair), mean) in enumerate(zip(places, means, strict=True)):
-        test = _test(table, *pair)
-        p, corrected = (raw[index], exact[index]) if test in ("exact", "permutation") else (mean.p, students[index])
-        if test == "McNemar":
-            p = statistics.mcnemar(*_answers(table, *pair))
-            corrected = min(1.0, len(places) * p)
-        one = Judged(test, p, corrected, equality[index], not_worse[index]) if test else Judged()
-        found.append(replace(one, kind=_kind(one, table.outcome.sign * mean.value, alpha)))
-    return found
+    judged: list[Judged] = []
+    for index, (place, tested) in enumerate(zip(places, _tested(places), strict=True)):
+        result_of = Judged(*tested, equality[index], not_worse[index]) if tested.test else Judged()
+        gain = place[0].outcome.sign * means[index].value
+        judged.append(replace(result_of, kind=_kind(result_of, gain, alpha)))
+    return judged
+
+
+def _tested(places: Sequence[Pairing]) -> list[Tested]:
+    """Return the test that decides on each comparison of a family, with its p-values."""
+    floors = [_floor(table) for table, *_ in places]
+    rows = [_paired(*place, result) for place in places]
+    units = sorted({unit for row in rows for unit in row})
+    paired = [[row.get(unit, math.nan) for unit in units] for row in rows]
+    tested = statistics.paired_tests(paired, floors, places[0][0].alpha)
+    if not places[0][0].paired:
+        tested = _unpaired(places)
+    for index, (table, *pair) in enumerate(places):
+        if all(len(table.done(label)) == 1 for label in pair):
+            tested[index] = _problem_test(*_answers(table, *pair), len(places))
+    return tested
+
+
+def _unpaired(places: Sequence[Pairing]) -> list[Tested]:
+    """Test runs that do not pair: by permutation, or by Welch's t test if no permutation could be significant."""
+    values = [[table.values(label) for label in pair] for table, *pair in places]
+    raw = [statistics.permutation(*sides) for sides in values]
+    students = [_mean(place).p for place in places]
+    tested: list[Tested] = []
+    for sides, *numbers in zip(values, raw, statistics.holm(raw), students, statistics.holm(students), strict=True):
+        sizes = [len(side) for side in sides]
+        least = (2 if sizes[0] == sizes[1] else 1) / math.comb(sum(sizes), sizes[0])
+        exact = least <= places[0][0].alpha
+        decided = Tested("permutation", *numbers[:2]) if exact else Tested("t test", *numbers[2:])
+        tested.append(decided if min(sizes) >= statistics.MIN_SEEDS else Tested())
+    return tested
+
+
+def _problem_test(values: Sequence[float], others: Sequence[float], size: int) -> Tested:
+    """Test two single runs by their problems, right or wrong; no test for other values, or fewer than two problems."""
+    if len(values) < 2 or not {*values, *others} <= {0.0, 1.0}:
+        return Tested()
+    p = statistics.mcnemar(values, others)
+    return Tested("McNemar", p, min(1.0, size * p))
 
 
 def _kind(one: Judged, gain: float, alpha: float) -> VerdictKind:
@@ -249,38 +281,8 @@ def _margin(outcome: Outcome, mean: Mean) -> tuple[float, float]:
     """Return the p-values of equality within the margin, and of being not worse by more than it."""
     if outcome.margin is None:
         return 1.0, 1.0
-    above, below = mean.above(-outcome.margin), mean.below(outcome.margin)
+    above, below = mean.p_not_above(-outcome.margin), mean.p_not_below(outcome.margin)
     return max(above, below), above if outcome.sign > 0 else below
-
-
-def _test(table: Results, condition: str, against: str) -> Test:
-    """Return the test that decides: the exact one if it can be significant with this number of runs."""
-    sizes = [len(table.done(one)) for one in (condition, against)]
-    if sizes == [1, 1] and min(map(len, answers := _answers(table, condition, against))) > 1:
-        return "McNemar" if {*answers[0], *answers[1]} <= {0.0, 1.0} else ""
-    if not table.paired:
-        if min(sizes) < statistics.LEAST_SEEDS:
-            return ""
-        least = (2 if sizes[0] == sizes[1] else 1) / math.comb(sum(sizes), sizes[0])
-        return "permutation" if least <= table.alpha else "t test"
-    count = len(_paired(table, condition, against, result))
-    if count < statistics.LEAST_SEEDS:
-        return ""
-    return "exact" if count >= statistics.exact_seeds(table.alpha) else "t test"
-
-
-def _exact(places: Sequence[Pairing]) -> tuple[list[float], list[float]]:
-    """Return the p-values of the exact tests, alone and corrected."""
-    if not places[0][0].paired:
-        raw = [statistics.permutation(table.values(one), table.values(other)) for table, one, other in places]
-        return raw, statistics.holm(raw)
-    rows, floors = [_paired(*place, result) for place in places], [_floor(place[0]) for place in places]
-    units = sorted({unit for row in rows for unit in row})
-    matrix = [[row.get(unit, math.nan) for unit in units] for row in rows]
-    if not units:
-        return [1.0] * len(places), [1.0] * len(places)
-    raw = [statistics.max_t([row], floor)[0] for row, floor in zip(matrix, floors, strict=True)]
-    return raw, statistics.max_t(matrix, floors)
 
 
 def _mean(place: Pairing) -> Mean:
@@ -376,7 +378,7 @@ def _remarks(place: Pairing, one: Comparison, counted: Judged, with_failures: Pa
 def _constant(table: Results, condition: str) -> bool:
     """Return True if all runs of a condition, at least three, have equal curves that do not end at 0 or 1."""
     curves = [cell.curve for cell in table.done(condition).values()]
-    return len(curves) >= statistics.LEAST_SEEDS and len(set(curves)) == 1 and curves[0][-1][1] not in (0.0, 1.0)
+    return len(curves) >= statistics.MIN_SEEDS and len(set(curves)) == 1 and curves[0][-1][1] not in (0.0, 1.0)
 
 
 def _scales_differ(left: float, right: float) -> bool:

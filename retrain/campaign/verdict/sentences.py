@@ -148,7 +148,7 @@ def _tested(one: Comparison) -> list[str]:
 
 def _assumption(one: Comparison) -> str:
     unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
-    least = plural(statistics.exact_seeds(one.alpha), unit)
+    least = plural(statistics.min_seeds_for_exact_test(one.alpha), unit)
     return f"assumes roughly normal differences; with {least} the exact test can decide"
 
 
@@ -160,7 +160,7 @@ def _reasons(one: Comparison) -> list[str]:
         return []
     unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
     if not one.judged.test:
-        least = statistics.LEAST_SEEDS
+        least = statistics.MIN_SEEDS
         return [f"{plural(one.count, unit)}, a verdict needs {least}"] if one.count < least else []
     found = [detects(one)] if detects(one) else []
     if (needed := one.needed) and needed > one.count:
@@ -334,14 +334,17 @@ def note(analysis: Analysis) -> str:
     count = len(families)
     pairs = "Differences are paired by seed. " if first.paired else "Runs are not paired. "
     exact = (
-        f"From {statistics.exact_seeds(first.alpha)} seeds on, verdicts are those of the step-down max-t test, which "
-        "flips the signs of all differences of a seed together (all sign vectors up to "
-        f"{statistics.EXACT_SEEDS} seeds, 20,000 beyond); with three to five, of the paired t test, corrected by "
-        "Holm's method. "
+        f"From {statistics.min_seeds_for_exact_test(first.alpha)} seeds on, verdicts are those of the step-down max-t "
+        "test, which flips the signs of all differences of a seed together (all sign vectors up to "
+        f"{statistics.MAX_ENUMERATED_SEEDS} seeds, 20,000 beyond); with three to five, of the paired t test, corrected "
+        "by Holm's method. "
     )
     if not first.paired:
         exact = "p is that of the permutation test of the difference of means, corrected by Holm's method. "
     family = f"The probability of a false claim is at most {level} in a family of comparisons"
+    tests = {name: {one.judged.test for one in analysis.comparisons if one.family == name} for name in families}
+    if any({"exact", "t test"} <= of for of in tests.values()):
+        family += ", or twice that in a family with both tests"
     family += (
         f"; there are {count} families ({', '.join(TITLES[one].lower() for one in families)}). " if count > 1 else ". "
     )

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,10 @@ LEVEL = 0.05
 POWER = 0.8
 """Power (probability of detecting a true difference) of the differences and numbers of seeds that reports name."""
 
-EXACT_SEEDS = 14
+MAX_ENUMERATED_SEEDS = 14
 """Up to this many seeds all 2^n sign vectors are enumerated."""
 
-LEAST_SEEDS = 3
+MIN_SEEDS = 3
 """With fewer seeds there is no verdict."""
 
 _DRAWS = 20_000  # sign vectors or permutations where they are not enumerated
@@ -46,6 +46,24 @@ def _finite(values: Any) -> Array:
     return data
 
 
+Test = Literal["", "exact", "t test", "permutation", "McNemar"]
+
+
+class Tested(NamedTuple):
+    """Result of a test.
+
+    Attributes:
+        test: "exact" (step-down max-t over sign vectors), "t test", "permutation" (unpaired), "McNemar", or "" for
+            fewer than three seeds.
+        p: p-value of the comparison alone.
+        corrected: p-value corrected for the family.
+    """
+
+    test: Test = ""
+    p: float = 1.0
+    corrected: float = 1.0
+
+
 class Estimate(NamedTuple):
     """A value with its 95% interval; NaN where there are too few runs."""
 
@@ -60,22 +78,22 @@ class Mean(NamedTuple):
     Attributes:
         value: the mean; NaN without a value.
         error: its standard error; NaN for fewer than two values.
-        free: degrees of freedom of the error.
+        dof: degrees of freedom of the error.
     """
 
     value: float
     error: float
-    free: float
+    dof: float
 
     @property
     def interval(self) -> Estimate:
-        """The mean with its 95% t interval: mean -+ t(0.975; free) * error."""
+        """The mean with its 95% t interval: mean -+ t(0.975; dof) * error."""
         from scipy.special import stdtrit
 
-        half = float(stdtrit(self.free, 1 - LEVEL / 2)) * self.error if self.error >= 0 else math.nan
+        half = float(stdtrit(self.dof, 1 - LEVEL / 2)) * self.error if self.error >= 0 else math.nan
         return Estimate(self.value, self.value - half, self.value + half)
 
-    def above(self, bound: float) -> float:
+    def p_not_above(self, bound: float) -> float:
         """One-sided p-value of the t test of the hypothesis that the true mean is at most `bound`."""
         from scipy.special import stdtr
 
@@ -84,16 +102,16 @@ class Mean(NamedTuple):
         distance = self.value - bound
         if not self.error:
             return 0.0 if distance > 0 else 1.0
-        return float(stdtr(self.free, -distance / self.error))
+        return float(stdtr(self.dof, -distance / self.error))
 
-    def below(self, bound: float) -> float:
+    def p_not_below(self, bound: float) -> float:
         """One-sided p-value of the t test of the hypothesis that the true mean is at least `bound`."""
-        return Mean(-self.value, self.error, self.free).above(-bound)
+        return Mean(-self.value, self.error, self.dof).p_not_above(-bound)
 
     @property
     def p(self) -> float:
         """Two-sided p-value of the t test of the hypothesis that the true mean is 0; 1 for a mean of 0."""
-        return min(1.0, 2 * min(self.above(0), self.below(0)))
+        return min(1.0, 2 * min(self.p_not_above(0), self.p_not_below(0)))
 
 
 def mean_of(values: Sequence[float], floor: float = 0.0) -> Mean:
@@ -124,7 +142,7 @@ def welch(values: Sequence[float], others: Sequence[float], floor: float = 0.0) 
     a, b = left.error**2, right.error**2
     if not a + b >= 0:
         return Mean(left.value - right.value, math.nan, 0)
-    free = (a + b) ** 2 / (a**2 / left.free + b**2 / right.free) if a + b else left.free + right.free
+    free = (a + b) ** 2 / (a**2 / left.dof + b**2 / right.dof) if a + b else left.dof + right.dof
     return Mean(left.value - right.value, math.sqrt(a + b), free)
 
 
@@ -145,49 +163,87 @@ def max_t(paired: Any, floor: Any = 0.0) -> list[float]:
 
     All comparisons of a seed are flipped together by the sign vector s:
 
-    t_j(s) = |mean_i(s_i d_ji)| / sqrt(var_i(s_i d_ji) / n)
-    p_(k) = share of s with max of t(s) over the k-th and all later comparisons >= t_(k)(1), made monotone
+    t_j(s) = |mean_i(s_i d_ji)| / sqrt(var_i(s_i d_ji) / n_j)
+    T_j(s) = -log p of t_j(s) by the t distribution with n_j - 1 degrees of freedom
+    p_(k) = share of s with max of T(s) over the k-th and all later comparisons >= T_(k)(1), made monotone
 
-    where the comparisons are ordered by t_j(1), largest first. For one comparison this is the sign-flip test. The
-    smallest value is 2 / 2^n for any m. All sign vectors are enumerated up to EXACT_SEEDS seeds; beyond, 20,000 are
-    drawn with a fixed seed, the identity among them.
+    where the comparisons are ordered by T_j(1), largest first. For one comparison this is the sign-flip test. The
+    smallest value is 2 / 2^n for any m. All sign vectors are enumerated up to MAX_ENUMERATED_SEEDS seeds; beyond,
+    20,000 are drawn with a fixed seed, the identity among them.
 
     Args:
         paired: [m, n] differences in any unit; NaN where a pair is missing, which is left out of the comparison.
         floor: least standard deviation, or [m]: that of the resolution of a measurement.
     Returns:
-        [m]; 1 for a comparison with fewer than two pairs or without any difference. Exact if under the hypothesis
-        the differences of a seed may change their sign together: for the tasks of one method always, with a common
-        baseline if their joint distribution is symmetric.
+        [m]; 1 for a comparison with fewer than two pairs or without any difference. Exact if flipping all signs of one
+        seed does not change the joint distribution under the null. That always holds for one method on several tasks;
+        for several methods against one baseline it assumes symmetry.
     References: Westfall & Young, Resampling-Based Multiple Testing (1993), algorithm 2.8; Fisher, The Design of
         Experiments (1935); Phipson & Smyth, arXiv:1603.05766 (the identity among the draws).
     """
     data = np.atleast_2d(np.asarray(paired, dtype=np.float64))
     if np.isinf(data).any():
         raise ValueError("inf is not a finite number; leave out runs without a result")
-    present, filled = ~np.isnan(data), np.nan_to_num(data)
-    counts, squares = present.sum(axis=1), (filled**2).sum(axis=1)
-    means = _signs(data.shape[1]) @ filled.T / np.maximum(counts, 1)
+    evidence = _evidence(data, floor, _signs(data.shape[1]))
+    order = np.argsort(-evidence[0], kind="stable")
+    highest = np.maximum.accumulate(evidence[:, order[::-1]], axis=1)[:, ::-1]
+    p = np.ones(len(data))
+    p[order] = np.maximum.accumulate((highest >= evidence[0, order] * (1 - _TIE) - _TIE).mean(axis=0))
+    return np.where(evidence[0] > 0, p, 1.0).tolist()
+
+
+def _evidence(paired: Array, floor: Any, signs: Array) -> Array:
+    """Return the statistic of every comparison under every sign vector, [k, m]; see `max_t`."""
+    from scipy.special import stdtr
+
+    filled = np.nan_to_num(paired)
+    counts = (~np.isnan(paired)).sum(axis=1)
+    squares = (filled**2).sum(axis=1)
+    means = signs @ filled.T / np.maximum(counts, 1)
     variance = (squares - counts * means**2) / np.maximum(counts - 1, 1)
     # The second floor, a millionth of the differences, keeps equal differences from giving infinity.
     least = np.maximum(np.square(floor), 1e-12 * squares / np.maximum(counts, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
         t = np.abs(means) * np.sqrt(counts) / np.sqrt(np.maximum(variance, least))
-    t[:, (counts < 2) | (squares == 0)] = 0.0
-    order = np.argsort(-t[0], kind="stable")
-    highest = np.maximum.accumulate(t[:, order[::-1]], axis=1)[:, ::-1]
-    p = np.ones(len(data))
-    p[order] = np.maximum.accumulate((highest >= t[0, order] * (1 - _TIE) - _TIE).mean(axis=0))
-    return np.where(t[0] > 0, p, 1.0).tolist()
+        t[:, (counts < 2) | (squares == 0)] = 0.0
+        if len(set(counts.tolist())) == 1:
+            return t  # -log p increases with t, so the p-values are the same, and t is faster
+        # With few pairs t itself is extreme in one of 2^(pairs - 1) sign vectors, and would hide all other comparisons.
+        return -np.log(2 * stdtr(np.maximum(counts - 1, 1), -t))
 
 
 def _signs(count: int) -> Array:
     """Return sign vectors [k, count], the identity first; half of all suffice, because |t(-s)| = |t(s)|."""
-    if count <= EXACT_SEEDS:
+    if count <= MAX_ENUMERATED_SEEDS:
         return 1.0 - 2.0 * ((np.arange(2 ** max(0, count - 1))[:, None] >> np.arange(count)) & 1)
     drawn = np.random.default_rng(0).choice([-1.0, 1.0], size=(_DRAWS, count))
     drawn[0] = 1.0
     return drawn
+
+
+def paired_tests(paired: Any, floors: Sequence[float], alpha: float = LEVEL) -> list[Tested]:
+    """Test the comparisons of one family, each by the test that its number of pairs allows.
+
+    Only comparisons with enough pairs for the exact test enter max-t, because a comparison with k pairs reaches its
+    largest statistic in 2^(1-k) of the sign vectors, and would make all others inconclusive.
+
+    Args:
+        paired: [m, n] differences; NaN where a pair is missing.
+        floors: [m], least standard deviations.
+        alpha: family-wise level.
+    """
+    data = np.atleast_2d(np.asarray(paired, dtype=np.float64))
+    counts = (~np.isnan(data)).sum(axis=1)
+    students = [mean_of(row[~np.isnan(row)].tolist(), floor).p for row, floor in zip(data, floors, strict=True)]
+    exact = np.flatnonzero(counts >= min_seeds_for_exact_test(alpha))
+    tested = [
+        Tested("t test", p, corrected) if count >= MIN_SEEDS else Tested()
+        for count, p, corrected in zip(counts, students, holm(students), strict=True)
+    ]
+    corrected = max_t(data[exact], np.asarray(floors)[exact]) if len(exact) else []
+    for index, value in zip(exact.tolist(), corrected, strict=True):
+        tested[index] = Tested("exact", max_t(data[index], floors[index])[0], value)
+    return tested
 
 
 def permutation(values: Sequence[float], others: Sequence[float]) -> float:
@@ -289,7 +345,7 @@ def effect_size(paired: Sequence[float]) -> float:
     return (1 - 3 / (4 * (len(data) - 1) - 1)) * mean / deviation
 
 
-def exact_seeds(alpha: float = LEVEL) -> int:
+def min_seeds_for_exact_test(alpha: float = LEVEL) -> int:
     """Smallest number of seeds with which the exact test can be significant, 2 / 2^n <= alpha: 6 at .05."""
     return 1 - math.floor(math.log2(alpha))
 
@@ -310,20 +366,20 @@ def power(seeds: int, effect: float, size: int = 1, alpha: float = LEVEL) -> flo
     """
     from scipy.special import nctdtr, ndtr, stdtrit
 
-    if seeds < LEAST_SEEDS:
+    if seeds < MIN_SEEDS:
         return 0.0
     shift, free = min(abs(effect), _CERTAIN) * math.sqrt(seeds), seeds - 1
     critical = float(stdtrit(free, 1 - alpha / (2 * size)))
     found = 1 - float(np.nan_to_num(nctdtr(free, shift, critical)))
     found += float(np.nan_to_num(nctdtr(free, shift, -critical)))
-    if seeds == exact_seeds(alpha):
+    if seeds == min_seeds_for_exact_test(alpha):
         found *= float(ndtr(abs(effect)) ** seeds + ndtr(-abs(effect)) ** seeds)
     return found
 
 
 def detectable_effect(seeds: int, size: int = 1, alpha: float = LEVEL) -> float:
     """Smallest true difference that is detected with probability POWER, in standard deviations; infinite if none is."""
-    if seeds < LEAST_SEEDS:
+    if seeds < MIN_SEEDS:
         return math.inf
     steps = range(round(_CERTAIN / _STEP))
     return bisect_left(steps, POWER, key=lambda step: power(seeds, step * _STEP, size, alpha)) * _STEP
@@ -350,5 +406,5 @@ def seeds_needed(margin: float, deviation: float, size: int = 1, alpha: float = 
         distance = margin * math.sqrt(seeds) / max(deviation, margin / _CERTAIN)
         return 2 * float(stdtr(seeds - 1, distance - stdtrit(seeds - 1, 1 - alpha / size))) - 1
 
-    found = bisect_left(range(_MOST_SEEDS + 1), POWER, lo=LEAST_SEEDS, key=reached)
+    found = bisect_left(range(_MOST_SEEDS + 1), POWER, lo=MIN_SEEDS, key=reached)
     return found if found <= _MOST_SEEDS else None

@@ -130,6 +130,23 @@ def test_fewer_than_three_seeds_have_no_verdict(seeds):
     assert conclusion(one) == f"no verdict; {seeds} seed{'s' * (seeds > 1)}, a verdict needs 3"
 
 
+@pytest.mark.parametrize(("pairs", "word"), [(2, "no verdict"), (4, "inconclusive"), (7, "inconclusive")])
+def test_a_method_with_few_runs_does_not_silence_the_others(pairs, word):
+    table = noisy(0.06, seeds=12) | {"c": [*noisy(0.0, seeds=12, seed=9)["b"][:pairs], *[None] * (12 - pairs)]}
+    better, few = analyze([simulated(table, ladder=())]).comparisons
+    assert (short(better), short(few)) == ("better", word)
+    assert better.judged.corrected < 0.002
+    both = "or twice that in a family with both tests"
+    assert (both in note(analyze([simulated(table, ladder=())]))) is (pairs == 4)
+
+
+def test_a_failed_run_of_six_does_not_silence_the_others():
+    table = noisy(0.1, seeds=6, sd=0.003) | {"c": [*noisy(0.1, seeds=5, sd=0.003)["b"], None]}
+    whole, failed = analyze([simulated(table, ladder=())]).comparisons
+    assert (short(whole), whole.judged.corrected) == ("better", 2 / 2**6)
+    assert failed.judged.test == "t test"
+
+
 @pytest.mark.parametrize("size", [1, 9])
 def test_six_seeds_suffice_for_any_family(size):
     rng = np.random.default_rng(2)
@@ -154,7 +171,9 @@ def test_equality_within_a_margin_is_a_verdict():
     table = noisy(0.002, sd=0.005)
     equal = only(simulated(table, outcome=outcome))
     paired = [b - a for a, b in zip(table["a"], table["b"], strict=True)]
-    assert equal.judged.equality == pytest.approx(max(mean_of(paired).above(-0.02), mean_of(paired).below(0.02)))
+    assert equal.judged.equality == pytest.approx(
+        max(mean_of(paired).p_not_above(-0.02), mean_of(paired).p_not_below(0.02))
+    )
     assert short(equal) == "equal within 0.02"
     assert "two one-sided t tests, p < .001" in conclusion(equal)
     not_worse = only(simulated(noisy(0.015, sd=0.018), outcome=outcome))

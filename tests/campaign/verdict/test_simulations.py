@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.power import KINDS, claimed, coverage_of, power_of, simulated, size_of
+from docs.power import KINDS, UNEVEN, claimed, coverage_of, power_of, simulated, size_of, uneven
 from retrain.campaign.verdict.statistics import power
 
 pytestmark = pytest.mark.slow
@@ -16,6 +16,20 @@ COLLAPSE = KINDS[-1]
 @pytest.mark.parametrize("seeds", [3, 5, 6, 9])
 def test_families_without_an_effect_have_few_claims(kind, size, seeds):
     assert size_of(kind, size, seeds, TABLES) <= 0.09
+
+
+@pytest.mark.parametrize(("family", "least", "most"), [(0, 0.98, 1), (1, 0.97, 1), (2, 0.93, 0.08), (3, 0.91, 1)])
+def test_methods_with_fewer_runs_do_not_silence_the_others(family, least, most):
+    _, pairs, effects = UNEVEN[family]
+    named, false = uneven(pairs, effects, TABLES)
+    assert named >= least
+    assert false <= most
+
+
+@pytest.mark.parametrize("family", range(4, 8))
+def test_uneven_families_without_an_effect_have_few_claims(family):
+    _, pairs, effects = UNEVEN[family]
+    assert uneven(pairs, effects, TABLES)[1] <= 0.09
 
 
 def test_a_method_that_collapses_in_one_run_of_ten_is_called_different_too_often():

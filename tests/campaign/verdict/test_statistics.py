@@ -26,7 +26,7 @@ def test_a_hand_worked_example():
     assert statistics.holm([0.01, 0.04, 0.03]) == close([0.03, 0.06, 0.06])
     assert statistics.improvement([2, 3], [1, 3]).value == 0.625
     assert mean_of([1.0, 2.0, 3.0]).interval == close((2, 2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
-    assert [statistics.exact_seeds(alpha) for alpha in (0.05, 0.1, 0.0625, 0.01)] == [6, 5, 5, 8]
+    assert [statistics.min_seeds_for_exact_test(alpha) for alpha in (0.05, 0.1, 0.0625, 0.01)] == [6, 5, 5, 8]
 
 
 @settings(deadline=None, max_examples=60)
@@ -40,8 +40,8 @@ def test_formulas_equal_the_reference(left, right):
         assert statistics.effect_size(left) == close(reference.hedges(left), rel=1e-9)
         assert mean_of(left).p == close(stats.ttest_1samp(left, 0)[1], abs=1e-9)
         one_sided = float(stats.ttest_1samp(left, 0.1, alternative="greater")[1])  # pyright: ignore[reportArgumentType]
-        assert mean_of(left).above(0.1) == close(one_sided, abs=1e-9)
-        assert mean_of(left).below(0.1) == close(1 - one_sided, abs=1e-9)
+        assert mean_of(left).p_not_above(0.1) == close(one_sided, abs=1e-9)
+        assert mean_of(left).p_not_below(0.1) == close(1 - one_sided, abs=1e-9)
     if np.std(left) > 1e-6 and np.std(right) > 1e-6:
         assert statistics.welch(left, right).p == close(stats.ttest_ind(left, right, equal_var=False)[1], abs=1e-9)
 
@@ -52,6 +52,30 @@ def test_max_t_equals_the_reference(floor):
     for _ in range(10):
         table = (rng.normal(size=(4, 6)) + rng.normal(size=(4, 1))).round(2)
         assert statistics.max_t(table, floor) == close(reference.max_t(table.tolist(), floor))
+
+
+def test_max_t_of_an_uneven_family_equals_the_reference():
+    rng = np.random.default_rng(4)
+    for _ in range(5):
+        table = (rng.normal(size=(3, 8)) + rng.normal(0.5, 1, size=(3, 1))).round(2)
+        table[0, :2] = table[1, 5] = math.nan
+        rows = [[None if math.isnan(value) else value for value in row] for row in table.tolist()]
+        assert statistics.max_t(table, 0.1) == close(reference.max_t(rows, 0.1))
+
+
+def test_comparisons_with_few_pairs_do_not_silence_the_others():
+    rng = np.random.default_rng(0)
+    three = rng.normal(0.06, 0.01, size=(3, 12))
+    for pairs in range(6):
+        few = np.full((2, 12), math.nan)
+        few[:, :pairs] = rng.normal([[0.3], [0.4]], 0.001, size=(2, pairs))
+        tested = statistics.paired_tests(np.vstack([three, few]), [0.0] * 5)
+        assert [one.corrected for one in tested[:3]] == statistics.max_t(three) == [2 / 2**12] * 3
+        assert [one.test for one in tested] == ["exact"] * 3 + ["t test" if pairs >= 3 else ""] * 2
+        students = [mean_of(row[~np.isnan(row)].tolist()).p for row in (*three, *few)]
+        corrected = statistics.holm(students)[3:] if pairs >= 3 else [1.0, 1.0]
+        assert [one.corrected for one in tested[3:]] == corrected, "corrected for the whole family"
+    assert statistics.paired_tests(np.empty((2, 0)), [0.0] * 2) == [statistics.Tested()] * 2
 
 
 def test_max_t_of_a_family_is_at_least_that_of_each_and_at_least_two_in_two_to_the_n():
@@ -149,7 +173,7 @@ def test_seeds_needed_for_a_margin_is_the_least_number_that_shows_equality():
         share = {}
         for seeds in (needed - 2, needed):
             means = [mean_of(row) for row in rng.normal(0, deviation, size=(1000, seeds))]
-            share[seeds] = np.mean([max(one.above(-margin), one.below(margin)) <= 0.05 for one in means])
+            share[seeds] = np.mean([max(one.p_not_above(-margin), one.p_not_below(margin)) <= 0.05 for one in means])
         assert share[needed] > 0.77
         assert share[needed - 2] < 0.8
     assert [statistics.seeds_needed(0.02, 0.03, size) for size in (1, 9)] == [21, 36]
@@ -160,7 +184,7 @@ def test_seeds_needed_for_a_margin_is_the_least_number_that_shows_equality():
 def test_many_seeds_are_sampled_close_to_the_exact_value_and_the_same_every_time(monkeypatch):
     differences = np.random.default_rng(2).normal(0.35, 1, 14)
     (exact,) = statistics.max_t([differences])
-    monkeypatch.setattr(statistics, "EXACT_SEEDS", 13)
+    monkeypatch.setattr(statistics, "MAX_ENUMERATED_SEEDS", 13)
     (sampled,) = statistics.max_t([differences])
     assert sampled == close(exact, abs=0.01)
     assert [sampled] == statistics.max_t([differences])
