@@ -8,17 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _FLOAT32_MAX = 3.4028234663852886e38
-_LARGEST_REWARD, _LARGEST_INT = 1e15, 1 << 31
-_ROUNDING = 1e-3
-"""Largest log-prob of a sampled token: 0, and what rounding may add."""
+_LARGEST_REWARD = 1e15
 REWARD_RANGE = "from -1e15 to 1e15"
 """Range of `is_reward`, as text for messages."""
 
@@ -37,39 +34,6 @@ def fits_float32(value: float) -> bool:
 def is_reward(value: float) -> bool:
     """Return whether a number can be a reward: finite, and not so large that sums of its squares overflow float32."""
     return abs(value) <= _LARGEST_REWARD
-
-
-def mistyped(row: Any) -> str:
-    """Return which field of a dataclass does not have its type, or "".
-
-    A float must be finite in float32, an int smaller than 2**31; a list may stand for a tuple.
-    """
-    wrong = (name for name, kind in _fields(type(row)) if not _fits(getattr(row, name), kind))
-    return next((f"its {name} is not {type(row).__annotations__[name]}" for name in wrong), "")
-
-
-@cache
-def _fields(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(get_type_hints(kind).items())
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if kind is int:
-        return type(value) is int and abs(value) < _LARGEST_INT
-    if kind is float:
-        return (isinstance(value, float) or type(value) is int) and fits_float32(value)
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is None:
-        return isinstance(value, kind) and (not is_dataclass(kind) or not mistyped(value))
-    if origin is Literal:
-        return isinstance(value, str) and value in parts
-    if origin is Mapping:
-        pairs = value.items() if isinstance(value, Mapping) else [(None, None)]
-        return all(_fits(key, parts[0]) and _fits(one, parts[1]) for key, one in pairs)
-    if origin is tuple:
-        fitting = isinstance(value, tuple | list) and all(_fits(one, parts[0]) for one in value)
-        return fitting and (parts[-1] is ... or len(value) == len(parts))
-    return any(_fits(value, part) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +93,7 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
     continued: bool = False
-    vocabulary: int = _LARGEST_INT
+    vocabulary: int = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,22 +147,6 @@ class Completion:
     finish_reason: Literal["stop", "length"]
     weights_version: int = 0
     versions: tuple[int, ...] = ()
-
-    def mistake(self, request: Request, sampling: Sampling) -> str:
-        """Return the reason why this cannot be a completion of the request, or ""."""
-        if wrong := mistyped(self):
-            return wrong
-        size, stops = len(self.ids), [place for place, token in enumerate(self.ids) if token in sampling.stop_ids]
-        if not 0 < size <= request.max_tokens or len(self.logprobs) != size or len(self.versions) not in (0, size):
-            counts = f"{len(self.logprobs)} log-probs and {len(self.versions)} versions"
-            return f"{size} tokens with {counts}, and max_tokens = {request.max_tokens}"
-        if min(self.ids) < 0 or max(self.ids) >= sampling.vocabulary:
-            return f"a token id is not between 0 and {sampling.vocabulary - 1}"
-        if max(self.logprobs) > _ROUNDING:
-            return f"a log-prob is {max(self.logprobs):g}, which is above 0"
-        if self.finish_reason != ("stop" if stops else "length") or (stops and stops[0] != size - 1):
-            return f'it was ended by "{self.finish_reason}", and has stop ids at {stops} of {size} tokens'
-        return ""
 
 
 @dataclass(frozen=True, slots=True)

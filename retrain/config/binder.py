@@ -112,18 +112,26 @@ class Binder:
         A component that shares a table with others gets only the keys of its own schema.
         """
         table = self.document.data.get(component.table, {})
-        own = dict(slot.params) if slot.inline or is_dotted(slot.name) else {}
-        sharing = [other for other in self.slots if other.params_path == slot.params_path and is_dotted(other.name)]
-        if len(sharing) > 1 and not slot.inline:
-            own = component.takes(own)
+        beside = dict(slot.params) if slot.inline or component.has_params_table else {}
+        if beside and not slot.inline and self._readers(slot.params_path) > 1:
+            beside = component.takes(beside)
         if not isinstance(table, dict):
-            return own
+            return beside
         has_one_reader = len(registry.components(tables=[component.table])) == 1
-        return (dict(table) if has_one_reader else component.takes(table)) | own
+        return (dict(table) if has_one_reader else component.takes(table)) | beside
+
+    def _readers(self, params_path: Path) -> int:
+        """Count the components whose parameters are in the table at a path, without those that do not exist."""
+        count = 0
+        for slot in self.slots:
+            if slot.params_path == params_path:
+                with suppress(ComponentError):
+                    count += registry.find(slot.kind, slot.name, self._search_paths).has_params_table
+        return count
 
     def _locate(self, slot: Slot, component: Component, location: Path) -> Path:
         """Return the path of a parameter: in the component's own table or next to its name."""
         table = self.document.data.get(component.table)
-        in_table = isinstance(table, dict) and (location[0] in table or not is_dotted(slot.name))
+        in_table = isinstance(table, dict) and (location[0] in table or not component.has_params_table)
         inline = location[0] in slot.params or (slot.params_path and not in_table)
         return (*slot.params_path, *location) if inline else (component.table, *location)

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
@@ -23,7 +24,7 @@ P = ParamSpec("P")
 T_co = TypeVar("T_co", bound=Traits, covariant=True)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-_OPEN = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+OPEN = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
 
 KINDS: dict[str, Kind[..., Traits]] = {}
@@ -79,6 +80,14 @@ class Component:
         """True for a class, which a run instantiates once; False for a function, which has no state."""
         return inspect.isclass(self.target)
 
+    @property
+    def has_params_table(self) -> bool:
+        """True if `[algorithm.advantage_params]` and similar tables hold its parameters, beside a table of its own.
+
+        They do for a dotted path, and for a plain function, which has no keys of its own to name.
+        """
+        return self.source == "dotted path" or self.contract != "columns"
+
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """Names of the columns that it reads: the positional parameters of the function or of `__call__`."""
@@ -121,14 +130,14 @@ class Component:
         config = STRICT
         for parameter in _signature(self.target).parameters.values():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                config = _OPEN
+                config = OPEN
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
                 fields[parameter.name] = (_annotation(self.target, parameter), default)
         if isinstance(self.traits, LossTraits) and "weight" not in fields:
             fields["weight"] = (float, float(self.traits.weight))
         if self.contract != "columns":
-            config = _OPEN
+            config = OPEN
         try:
             made = create_model(f"{self.kind}_{self.name}", __config__=config, **fields)
             if self.source != "built-in":
@@ -386,10 +395,12 @@ def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any
     function: Any = getattr(target, "__init__") if inspect.isclass(target) else inspect.unwrap(target)  # noqa: B009
     scope = function.__globals__
     if inspect.isclass(target) and is_dataclass(target):  # an inherited field may be annotated in another module
-        owner = next(one for one in target.__mro__ if parameter.name in inspect.get_annotations(one))
+        owner = next(base for base in target.__mro__ if parameter.name in inspect.get_annotations(base))
         scope = vars(sys.modules[owner.__module__])
+    # One annotation by itself: those of columns may name tensors that only a type checker imports.
+    holder = SimpleNamespace(__annotations__={parameter.name: annotation})
     try:
-        return eval(annotation, dict(scope))  # noqa: S307 - the user's own source, already imported
+        return get_type_hints(holder, scope, include_extras=True)[parameter.name]
     except Exception as error:
         name = getattr(target, "__name__", repr(target))
         raise ComponentError(

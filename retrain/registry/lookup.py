@@ -19,7 +19,17 @@ from pydantic import BaseModel, create_model
 from retrain.errors import ComponentError, ForeignCodeError, did_you_mean
 from retrain.registry.built_in import BUILT_IN, TABLES
 from retrain.registry.call import described, own_frames
-from retrain.registry.component import KINDS, MARK, REGISTERED, STRICT, Bound, Component, Contract, check_signature
+from retrain.registry.component import (
+    KINDS,
+    MARK,
+    OPEN,
+    REGISTERED,
+    STRICT,
+    Bound,
+    Component,
+    Contract,
+    check_signature,
+)
 from retrain.system.files import expanded
 
 _HARMLESS = ("retrain.environments.tools.python", "builtins.str")
@@ -175,7 +185,8 @@ def table_names() -> dict[str, list[Component]]:
 def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
     """Return the schema of a table that several components share, with the parameters of all of them.
 
-    A required parameter that not all of them have is optional in this schema; `bind` reports it if it is missing.
+    A plain function takes any key. A required parameter that not all of them have is optional in this schema; `bind`
+    reports it if it is missing.
 
     Args:
         readers: the components that read the table.
@@ -187,7 +198,8 @@ def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
                 info = copy.copy(info)
                 info.default = None
             fields[key] = (info.annotation, info)
-    return create_model(readers[0].table, __config__=STRICT, **fields)
+    config = STRICT if all(reader.contract == "columns" for reader in readers) else OPEN
+    return create_model(readers[0].table, __config__=config, **fields)
 
 
 def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:

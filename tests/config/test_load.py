@@ -248,20 +248,76 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_once(loaded):
     assert names(within, exact=False) == (["tis", "gtpo"], [])
 
 
-def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(loaded, tmp_path, monkeypatch):
+ENTRY = """
+def fn(rewards, *, knob: float = 1.0):
+    return rewards
+
+def plain(rewards, params):
+    return [params["knob"] * reward for reward in rewards]
+
+def context(ctx):
+    return [[ctx.params["knob"]] * len(logprobs) for logprobs in ctx.logprobs_G]
+"""
+POINTS = """
+[retrain.advantage]
+entered = entry_code:fn
+entered_plain = entry_code:plain
+[retrain.transform]
+entered_context = entry_code:context
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
     from retrain.registry import lookup
 
-    (tmp_path / "entry_code.py").write_text("def fn(rewards, *, knob: float = 1.0):\n    return rewards\n")
+    (tmp_path / "entry_code.py").write_text(ENTRY)
     (tmp_path / "entry-1.0.dist-info").mkdir()
     (tmp_path / "entry-1.0.dist-info" / "METADATA").write_text("Name: entry\nVersion: 1.0\n")
-    points = "[retrain.advantage]\nentered = entry_code:fn\n"
-    (tmp_path / "entry-1.0.dist-info" / "entry_points.txt").write_text(points)
+    (tmp_path / "entry-1.0.dist-info" / "entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(tmp_path)
     lookup._entry_points.cache_clear()
-    try:
-        text = '[algorithm]\nadvantage_mode = "entered"\n[entered]\nknob = 2.0\n'
-        advantage = loaded(text).components.one("advantage")
-        assert (advantage.name, advantage.component.source) == ("entered", "entry point")
-        assert advantage.params == {"knob": 2.0}
-    finally:
-        lookup._entry_points.cache_clear()
+    yield
+    lookup._entry_points.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "table"),
+    [
+        ("advantage", "entered", "entered"),
+        ("advantage", "entered_plain", "entered_plain"),
+        ("advantage", "entered_plain", "algorithm.advantage_params"),
+        ("transform", "entered_context", "entered_context"),
+        ("transform", "entered_context", "algorithm.transform_params"),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(loaded, kind, name, table):
+    config = loaded(f'[algorithm]\n{kind}_mode = "{name}"\n[{table}]\nknob = 2.0\n')
+    bound = config.components.one(kind)
+    assert (bound.name, bound.component.source) == (name, "entry point")
+    assert bound.params == {"knob": 2.0}
+    assert not config.unread
+
+
+READS = {
+    "return ctx.entropy_G": "reads entropy_G of its context, which has no such field; its fields: episode_advantages, ",
+    "return [[x] for x in ctx.logprob_G]": 'did you mean "logprobs_G"?',
+    "return ctx.rewards_G": "",
+    "return ctx.entropy_G if hasattr(ctx, 'entropy_G') else ctx.logprobs_G": "",
+    "try:\n        return ctx.entropy_G\n    except AttributeError:\n        return ctx.logprobs_G": "",
+    "ctx.mine = ctx.rewards\n    return ctx.mine": "",
+}
+
+
+@pytest.mark.parametrize(("body", "says"), READS.items())
+def test_a_field_that_no_context_has_is_refused(loaded, tmp_path, body, says):
+    name = f"reads_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(f"def fn(ctx):\n    {body}\n")
+    text = f'[algorithm]\ntransform_mode = "{name}.fn"\n'
+    if not says:
+        assert loaded(text)
+        return
+    with pytest.raises(ConfigError, match=r"run\.toml:2:1: \[algorithm\] transform_mode") as caught:
+        loaded(text)
+    assert says in str(caught.value)

@@ -78,7 +78,7 @@ FAULTS = {
     "part": "returned 3 of the 4 rollouts of group 0; return all or none",
     "none": "returned None, not a list of rollouts and expert rows",
     "prompts": "group 7 has two prompts",
-    "reward": "its reward is not a number from -1e15 to 1e15",
+    "reward": "its reward: Input should be a valid number",
     "expert": "no loss term trains on expert rows",
     "metric": "taken by the run",
 }

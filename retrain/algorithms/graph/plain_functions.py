@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isfinite
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from retrain.registry import Bound
@@ -81,6 +83,33 @@ class TransformOutput:
 
 AlgorithmContext = TransformContext
 AlgorithmOutput = TransformOutput
+
+
+def missing_fields(function: Callable[..., Any]) -> list[str]:
+    """Return the names that a context-style plug-in reads from its context, and that no context has.
+
+    Only its own source is searched. A name inside `try`, or also written as text, as for `hasattr`, is left out: the
+    function may serve other trainers, too.
+    """
+    try:
+        [definition] = ast.parse(dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, ValueError, SyntaxError):  # no source, or a lambda in the middle of a statement
+        return []
+    if not isinstance(definition, ast.FunctionDef):
+        return []
+    context = next(iter(inspect.signature(function).parameters))
+    nodes = [*ast.walk(definition)]
+    attempted = {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
+    known = {*dir(TransformContext), *(item.name for item in fields(TransformContext))}
+    known |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    read = list[str]()
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == context:
+            if isinstance(node.ctx, ast.Store):
+                known.add(node.attr)
+            elif id(node) not in attempted:
+                read.append(node.attr)
+    return [name for name in dict.fromkeys(read) if name not in known]
 
 
 def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:

@@ -32,6 +32,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "algorithm": (
         sections.replaced,
+        credit.contexts,
         credit.corrections,
         credit.continuations,
         credit.decoupled_rewards,

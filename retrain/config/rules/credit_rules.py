@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import fields
 
 from retrain import registry
 from retrain.algorithms.graph.objective import source_of
+from retrain.algorithms.graph.plain_functions import TransformContext, missing_fields
 from retrain.config.resolve import Resolved, brings, division, is_correction, ratio_of, reward_columns
 from retrain.config.schema import Config
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, Component, Finding
 from retrain.rewards.signatures import form_of
 
@@ -84,6 +86,15 @@ def continuations(config: Config, resolved: Resolved) -> Iterator[Finding]:
         if config.rollout.ahead:
             problem = f'"{stage.name}" needs the sampler, which is busy with later steps'
             yield Finding(path, problem, f"set [rollout] {_paused(config)}")
+
+
+def contexts(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Refuse a plain function that reads a field that its context does not have."""
+    for slot, bound in resolved.slots.items():
+        for name in missing_fields(bound.component.target) if bound.component.contract == "context" else ():
+            known = [item.name for item in fields(TransformContext)]
+            fix = did_you_mean(name, known, f"its fields: {', '.join(known)}")
+            yield Finding(slot.path, f'"{bound.name}" reads {name} of its context, which has no such field', fix)
 
 
 def corrections(config: Config, resolved: Resolved) -> Iterator[Finding]:

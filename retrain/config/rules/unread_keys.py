@@ -11,7 +11,7 @@ from retrain.config.positions import Path
 from retrain.config.resolve import Resolved, Slot
 from retrain.config.schema import Config
 from retrain.errors import ConfigProblem
-from retrain.registry import Bound, Finding, is_dotted
+from retrain.registry import Bound, Finding
 
 Reason = tuple[str, str]
 """(problem, fix), the texts of an error message."""
@@ -68,11 +68,11 @@ def judged(
 def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> Iterator[Finding]:
     """Yield the unread keys of [algorithm.advantage_params], [algorithm.transform_params] or [algorithm.params].
 
-    Only components named by a dotted path read these tables.
+    Only dotted paths and plain functions read these tables.
     """
     named = {slot: one for slot, one in used.items() if slot.params_path == ("algorithm", name)}
-    dotted = {slot.name: one for slot, one in named.items() if is_dotted(slot.name)}
-    tables = " or ".join(f"[{one.component.table}]" for slot, one in named.items() if not is_dotted(slot.name))
+    dotted = {slot.name: one for slot, one in named.items() if one.component.has_params_table}
+    tables = " or ".join(f"[{one.component.table}]" for one in named.values() if not one.component.has_params_table)
     why = "only a dotted path reads this table", f"set it in {tables}" if tables else "name one, or remove the key"
     if dotted:
         why = f"{' and '.join(dotted)} do not take it", "remove it"

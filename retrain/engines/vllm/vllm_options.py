@@ -11,6 +11,7 @@ from retrain.engines.capability import check_requests
 from retrain.errors import ComponentError, EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.registry import Finding
+from retrain.registry.method_checks import completion_mistake
 from retrain.system.files import writing
 from retrain.system.http_client import address_mistakes, key_mistakes
 from retrain.types import Completion, Request, Sampling
@@ -204,7 +205,7 @@ def completions(
         each = [version] * len(ids) if isinstance(version, int) else version[index]
         mixed = tuple(each) if len({*each}) > 1 else ()
         one = Completion(tuple(ids), tuple(logprobs), reason, min(each, default=0), mixed)
-        wrong = one.mistake(request, sampling)
+        wrong = completion_mistake(one, request, sampling)
         if wrong or (reason == "length" and len(ids) < request.max_tokens):
             raise ValueError(wrong or f"it was ended by length after {len(ids)} of {request.max_tokens} tokens")
         found.append(one)
