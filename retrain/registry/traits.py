@@ -48,6 +48,7 @@ class Traits:
         when: parameter -> (another parameter, values of the other parameter for which the first is used).
         reaches: parameter -> its effect outside the run, such as on a server. To open a stored run with it
             needs `--trust`.
+        metrics: names of the metrics that the component reports -> their meaning.
     """
 
     table: str | None = None
@@ -56,6 +57,7 @@ class Traits:
     check_files: ComponentCheck | None = None
     when: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict[str, tuple[str, tuple[Any, ...]]])
     reaches: Mapping[str, str] = field(default_factory=dict[str, str])
+    metrics: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)

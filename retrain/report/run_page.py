@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retrain.metrics import Metric, find_metric
+from retrain.metrics import metrics as registry
 from retrain.report.charts import interval_chart, line_chart, span, stacked_chart
 from retrain.report.page import Table, duration, fill, percent, source
 from retrain.report.run_summary import MetricsRow, recipe, status, summary
@@ -31,36 +33,8 @@ from retrain.system.records import read_json
 SAMPLES = "samples.html"
 """File name of the page of all samples."""
 
-_CHARTS: tuple[tuple[str, str, str, bool], ...] = (
-    ("reward/mean", "Reward", "mean over the completions of a step", False),
-    ("reward/accuracy", "Training accuracy", "share of correct completions in training", True),
-    ("tokens/response", "Tokens per response", "mean length of a completion", False),
-    ("groups/informative", "Informative groups", "share of groups that the filter kept", True),
-    ("policy/entropy", "Entropy", "mean over response tokens, in nats", False),
-    ("grad/norm", "Gradient norm", "before clipping", False),
-)
-"""(metric, title, caption, True if it is a share)."""
-_IF_VARIED: tuple[tuple[str, str, str, bool], ...] = (
-    ("loss/total", "Loss", "minimized by the update", False),
-    ("policy/approx_kl", "KL to the sampling policy", "mean of old minus new log-prob, in nats", False),
-    ("loss/kl", "KL to the reference", "the loss term, before its weight, in nats", False),
-    ("policy/clip_fraction", "Clipped tokens", "share of tokens cut by the clip", True),
-    ("rollout/truncated", "Truncated", "share of completions cut off at max_tokens", True),
-    ("mismatch/kl", "Sampler against trainer", "KL of their log-probs, in nats", False),
-    ("rollout/staleness_mean", "Staleness", "steps since the weights that sampled a token, mean over tokens", False),
-    ("optim/lr", "Learning rate", "at the last update of a step", False),
-)
-"""As `_CHARTS`, for metrics that are drawn only if they change."""
-
-_AREAS = frozenset(
-    (
-        *("advantage", "env", "grad", "groups", "loss", "mismatch", "optim", "policy", "reward", "rollout"),
-        *("sampler", "skipped", "task", "time", "tokens", "update"),
-    )
-)
-"""Areas of metrics that do not come from components. All metrics of other areas are drawn, a user's own among them."""
-_OF_THE_WHOLE = {"reward/mean", "reward/std", "reward/accuracy", "reward/failed"}
-"""Reward metrics that are not the mean of one reward."""
+_REWARD_PART = "reward/{reward}"
+"""Metric that is drawn only if there are several such."""
 _STEP_TIMES = {"time/step_s", "time/tokens_per_s"}
 """Time metrics that are not phases of a step."""
 
@@ -158,14 +132,12 @@ def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[
     """Return the charts as (title, caption, drawing, names of the layers); a drawing is "" without data."""
     steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
     curves: list[tuple[str, str, str, Sequence[str]]] = []
-    parts = sorted({key for row in metrics for key in row if key.startswith("reward/")} - _OF_THE_WHOLE)
-    rewards = [(key, f"Reward, {key[len('reward/') :]}", "mean of this part", False) for key in parts]
-    varied = [chart for chart in _IF_VARIED if len({float(row[chart[0]]) for row in metrics if chart[0] in row}) > 1]
-    own = sorted({key for row in metrics for key in row if "/" in key and key.partition("/")[0] not in _AREAS})
-    components = [(key, key, "reported by a component", False) for key in own]
-    for key, title, caption, share in (*_CHARTS, *(rewards if len(rewards) > 1 else ()), *varied, *components):
+    for key, metric in _drawn(metrics):
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
-        curves.append((title, caption, line_chart(points, percent=share, x=steps), ()))
+        title = f"{metric.title}, {key.partition('/')[2]}" if metric.name == _REWARD_PART else metric.title or key
+        unit = "" if metric.unit in ("", "share") or metric.unit in metric.meaning else f", in {metric.unit}"
+        caption = f"{metric.meaning}{unit}. {metric.reading}".removesuffix(". ").replace("`", "")
+        curves.append((title, caption, line_chart(points, percent=metric.unit == "share", x=steps), ()))
     # If sampling overlaps the update, the step contains only the time that the loop waited for it.
     hidden = {"time/overlap_s", "time/rollout_s"} if any("time/wait_s" in row for row in metrics) else set[str]()
     times = {key for row in metrics for key in row if key.startswith("time/") and key.endswith("_s")}
@@ -177,6 +149,26 @@ def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[
         *curves,
         ("Seconds per step", "by phase, without evaluation", stacked, tuple(layers)),
     ]
+
+
+def _drawn(metrics: Sequence[MetricsRow]) -> list[tuple[str, Metric]]:
+    """Return (name, metric) of the curves: the metrics to watch first, those that vary, and those of components."""
+    values: dict[str, set[float]] = {}
+    for row in metrics:
+        for key in (key for key in row if "/" in key):
+            values.setdefault(key, set()).add(float(row[key]))
+    rows = {key: find_metric(key) or Metric(key, "reported by a component") for key in values}
+    several_parts = sum(metric.name == _REWARD_PART for metric in rows.values()) > 1
+
+    def is_drawn(key: str, metric: Metric) -> bool:
+        if metric.name == _REWARD_PART:
+            return several_parts
+        return metric.first or metric.group == "components" or bool(metric.title and len(values[key]) > 1)
+
+    places = {name: place for place, name in enumerate(registry())}
+    last = len(places)  # metrics of plug-ins
+    drawn = [(key, metric) for key, metric in rows.items() if is_drawn(key, metric)]
+    return sorted(drawn, key=lambda curve: (not curve[1].first, places.get(curve[1].name, last), curve[0]))
 
 
 def _ranges(metrics: Sequence[MetricsRow]) -> Table:
@@ -194,6 +186,7 @@ def _ranges(metrics: Sequence[MetricsRow]) -> Table:
                 "least": f"{min(found):.6g}",
                 "most": f"{max(found):.6g}",
                 "steps": f"{len(found):,}",
+                "meaning": (find_metric(key) or Metric(key, "")).meaning.replace("`", ""),
             }
             for key, found in sorted(values.items())
         ]

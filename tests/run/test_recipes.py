@@ -9,6 +9,7 @@ import tomli
 from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.config.presets import FOLDER, preset_names
+from retrain.config.reported_metrics import metric_problem
 from retrain.run.session import Resume, run
 
 ROOT = Path(__file__).parents[2]
@@ -149,10 +150,19 @@ def without_own(stem, tables):
 @pytest.mark.parametrize("file", RECIPES, ids=stem)
 def test_a_recipe_trains(file, tmp_path):
     short = [] if "environment" in tomli.loads(file.read_text()) else ["training.max_tokens=12"]
-    folder = run(load(file, [*TINY, *short, f'logging.dir="{tmp_path}"']), Resume(), lambda event, details: None)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    loaded = load(file, [*TINY, *short, f'logging.dir="{tmp_path}"'])
+    rows = trained(loaded)
     assert len([row for row in rows if "reward/mean" in row]) == 2
-    assert list((folder / "model").glob("*.safetensors"))
+    assert list((loaded.directory / "model").glob("*.safetensors"))
+
+
+def trained(loaded):
+    """Train; return the rows of metrics.jsonl, whose names the registry of metrics has for this run."""
+    folder = run(loaded, Resume(), lambda event, details: None)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = {name for row in rows for name in row} - {"step"}
+    assert [name for name in names if metric_problem(name, loaded.config, loaded.components)] == []
+    return rows
 
 
 def method_overrides(file, folder):
@@ -178,7 +188,6 @@ def test_a_recipe_of_a_method_trains(file, tmp_path):
         overrides = [f'teacher.model="{tmp_path}/base/model"']
     short = [] if "environment" in tomli.loads(file.read_text()) else ["training.max_tokens=12"]
     changed = [*TINY, *short, *there[:1], *overrides, "reward_pool.workers=1"]
-    folder = run(load(file, changed), Resume(), lambda event, details: None)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = trained(load(file, changed))
     assert len([row for row in rows if "reward/mean" in row]) == 2
     assert not any(row.get("update/nonfinite") for row in rows)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@signal("token_values", table="oracle")
+@signal("token_values", table="oracle", metrics={"oracle/tokens": "tokens sampled for continuations"})
 class TokenValues(StatefulComponent):
     """Value of the state before every response token: the mean reward of continuations from there.
 

@@ -42,7 +42,7 @@ class SegmentStarts(StatefulComponent):
         return starts
 
 
-@signal("segment_values", table="vine")
+@signal("segment_values", table="vine", metrics={"vine/tokens": "tokens sampled for continuations"})
 class SegmentValues(StatefulComponent):
     """Value of the state before every segment: the mean reward of continuations from there.
 

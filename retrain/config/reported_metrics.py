@@ -1,0 +1,94 @@
+"""Metrics that the steps of a configured run report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from retrain import registry
+from retrain.config.resolve import Resolved, is_correction, reward_columns
+from retrain.config.schema import Config
+from retrain.errors import did_you_mean
+from retrain.metrics import Metric, metrics
+from retrain.registry import Bound
+
+
+def reported_metrics(config: Config, resolved: Resolved) -> dict[str, Metric]:
+    """Return the metrics of a step of this run, by name.
+
+    A name that only the run itself can complete keeps its placeholder, such as `env/ended_{end}`. Metrics of some
+    steps only are included, and so are those that plug-ins declare by the trait `metrics`.
+    """
+    components = list(_components(resolved))
+    names = {bound.name for bound in components}
+    filled = _placeholders(config, resolved)
+    reported: dict[str, Metric] = {}
+    for metric in metrics().values():
+        used = not metric.uses or not names.isdisjoint(metric.uses)
+        if used and all(_is_set(config, key) for key in metric.keys):
+            reported |= dict.fromkeys(_complete(metric.name, filled), metric)
+    for bound in components:
+        reported |= {name: Metric(name, meaning) for name, meaning in bound.component.traits.metrics.items()}
+    return reported
+
+
+def metric_problem(name: str, config: Config, resolved: Resolved) -> tuple[str, str] | None:
+    """Return (problem, fix) if no step of this run reports a metric of this name; otherwise None.
+
+    A plug-in that declares no metrics may report any name outside of the package's areas.
+    """
+    reported = reported_metrics(config, resolved)
+    if name in reported or any(metric.matches(name) for key, metric in reported.items() if "{" in key):
+        return None
+    area = name.partition("/")[0]
+    silent = [bound for bound in _components(resolved) if _may_report_anything(bound)]
+    if silent and area not in {known.partition("/")[0] for known in metrics()}:
+        return None
+    weights = {term.name: term.params["weight"] for term in resolved.all("loss")}
+    if area == "loss" and weights.get(term := name.removeprefix("loss/")) == 0:
+        return f'no step reports "{name}": the loss "{term}" has weight 0', f"set [{term}] weight above 0"
+    return f'no step reports "{name}"', did_you_mean(name, sorted(reported), f"one of: {', '.join(reported)}")
+
+
+def _components(resolved: Resolved) -> Iterator[Bound]:
+    """Yield the components that can report in a step: also the signals that others read."""
+    yield from (bound for bound in resolved.every() if bound.params.get("weight") != 0)
+    yield from (stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal")
+
+
+def _may_report_anything(bound: Bound) -> bool:
+    return bound.component.source != "built-in" and not bound.component.traits.metrics
+
+
+def _placeholders(config: Config, resolved: Resolved) -> dict[str, Collection[str]]:
+    """Return the names that stand for {loss}, {reward}, {source} and {transform} in this run."""
+    drops = (
+        bound.name
+        for bound in resolved.all("transform")
+        if is_correction(bound) and registry.transform.traits_of(bound.component).drops_only
+    )
+    of_environment = ["{reward}"] if config.environment.name or config.environments else []  # it names its own parts
+    return {
+        "{loss}": [term.name for term in resolved.all("loss") if term.params["weight"] != 0],
+        "{reward}": [*(name for name, _ in reward_columns(resolved.all("reward"))), *of_environment],
+        "{source}": list(resolved.sources),
+        "{transform}": list(drops),
+    }
+
+
+def _complete(name: str, filled: dict[str, Collection[str]]) -> Iterator[str]:
+    """Yield the names of a metric with each name of the run in place of its placeholder."""
+    placeholder = next((key for key in filled if key in name), "")
+    yield from (name.replace(placeholder, word) for word in filled[placeholder]) if placeholder else [name]
+
+
+def _is_set(config: Config, key: str) -> bool:
+    """Return True if a key, or one of `A|B`, is set; `A=VALUE` asks for that value."""
+    for option in key.split("|"):
+        path, _, value = option.partition("=")
+        entry: Any = config
+        for part in path.split("."):
+            entry = getattr(entry, part)
+        if entry == value if value else entry:
+            return True
+    return False
