@@ -88,7 +88,7 @@ def write_campaign(
                 (directory / path / "outcome.json").write_text(json.dumps(outcome))
     (directory / "campaign.toml").write_text(TOML)
     ladder = list(zip(conditions[1:], conditions, strict=False))
-    stored = {"baseline": conditions[0], "ladder": ladder, "threshold": None, "alpha": 0.05, "cells": cells} | plan
+    stored = {"baseline": conditions[0], "ladder": ladder, "alpha": 0.05, "cells": cells} | plan
     (directory / "plan.json").write_text(json.dumps(stored))
     return directory
 

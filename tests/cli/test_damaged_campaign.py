@@ -71,7 +71,7 @@ PLANS = [
     ("baseline", [3, "nobody", ["grpo"]]),
     ("alpha", [-1, 0, 1.0, "0.05", None, float("inf")]),
     ("ladder", [3, None, [["grpo"]], [["grpo", "nobody"]], [["grpo", 1]], {"grpo": "maxrl"}]),
-    ("lease_s", [0, -1.0, "x", float("nan")]),
+    ("retries", [-1, 0.5, "x", None]),
     ("cells", [{}, "x", [[]], [3]]),
 ]
 CELLS = [

@@ -19,7 +19,6 @@ SWEEP = """
 [campaign]
 seeds = 2
 slots = 2
-lease_s = 10.0
 executor = "EXECUTOR"
 [[campaign.conditions]]
 advantage_mode = "grpo"

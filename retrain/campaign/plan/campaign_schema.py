@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from retrain.campaign.plan.outcome import Goal, Margin, Outcome
-from retrain.config.schema import Array, Count, Natural, Params, Positive, Section, Seed
+from retrain.config.schema import Array, Count, Natural, Params, Section, Seed
 
 
 class ConditionEntry(BaseModel):
@@ -76,8 +76,6 @@ class Campaign(Section):
     """Largest difference in `metric` that does not matter. With it, equality within the margin is tested."""
     outcomes: Annotated[tuple[Outcome, ...], Array] = ()
     """Several results of a run, each with its goal and margin. Unset: one, `metric`."""
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Threshold of the first outcome; reports give the number of steps until a run first reaches it."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Significance level after correction for multiple comparisons."""
     executor: Annotated[str, Field(min_length=1)] = "local"
@@ -91,8 +89,6 @@ class Campaign(Section):
     keep: Literal["metrics", "model", "all"] = "model"
     """Files of a finished run that are kept. "metrics": metrics, evaluations and rollouts; "model": also the final
     model; "all": also the checkpoints. A stopped or failed run keeps its checkpoints."""
-    lease_s: Positive = 60.0
-    """Seconds without a sign of life after which another worker takes over a run."""
 
     @field_validator("seeds")
     @classmethod
@@ -119,7 +115,7 @@ class Campaign(Section):
 
     @property
     def measured(self) -> tuple[Outcome, ...]:
-        """All outcomes; the first is the one of learning curves and thresholds."""
+        """All outcomes; the first is the one of learning curves."""
         return self.outcomes or (Outcome(metric=self.metric, goal=self.goal, margin=self.margin),)
 
     def start(self, seed: int) -> int:

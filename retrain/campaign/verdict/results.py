@@ -191,7 +191,7 @@ class Results:
 def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:
     """Build `Results` from cells, in their order.
 
-    Unless `more` sets a threshold, it is the value at which the baseline has made nine tenths of its improvement
+    The threshold is the value at which the baseline has made nine tenths of its improvement
     from the first to the last evaluation (means over runs). Without finished runs or improvement it is None.
 
     Args:

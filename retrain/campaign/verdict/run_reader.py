@@ -55,7 +55,6 @@ def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = Non
     if plan.tasks and not task:
         return table(name, cells, alpha=plan.alpha, outcome=outcome)
     facts = plan.model_dump(include={"baseline", "alpha", "ladder", "controls"}) | {"task": task}
-    facts |= {"threshold": plan.threshold if outcome == plan.measured[0] else None}
     found = table(f"{name}: {task}" if task else name, cells, outcome=outcome, declared=declaration(plan), **facts)
     warmed = bool(configuration(found).get("warmup", {}).get("steps"))
     return replace(found, one_start=warmed and found.starts == 1)

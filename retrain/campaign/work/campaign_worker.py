@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
-from retrain.campaign.work.lease import Lease, LeaseWatch
+from retrain.campaign.work.lease import LEASE_S, Lease, LeaseWatch
 from retrain.campaign.work.run_process import checked_code, crashed, evict, gpus, reason, train
 from retrain.errors import ConfigError, Preempted
 from retrain.system.lock import machine
@@ -22,7 +22,7 @@ from retrain.types import Observer
 
 _POLL_S = 0.1
 _SCAN_S = 1.0
-_BEATS = 6  # heartbeats per `lease_s`
+_BEAT_S = LEASE_S / 6
 
 
 class StopSignals(SignalHandler):
@@ -88,8 +88,8 @@ class Worker:
     ) -> None:
         self._campaign, self._slots, self._observe = campaign, slots, observe
         self._left, self._limit = list(jobs), limit
-        self._lease_s, self._retries = campaign.plan.lease_s, campaign.plan.retries
-        self._watch = LeaseWatch(campaign.path / "leases", self._lease_s)
+        self._retries = campaign.plan.retries
+        self._watch = LeaseWatch(campaign.path / "leases")
         self._running: list[Running] = []
         self.failures = 0
         self._beaten = self._scanned = -1e9
@@ -124,7 +124,7 @@ class Worker:
         if len(self._running) < len(self._slots) and time.monotonic() - self._scanned > _SCAN_S:
             self._fill()
         # With a limit, wait only long enough to see whether other workers renew their leases.
-        wait = self._limit is None or (self._limit > 0 and time.monotonic() - self._began < 2 * self._lease_s)
+        wait = self._limit is None or (self._limit > 0 and time.monotonic() - self._began < 2 * LEASE_S)
         return bool(self._running) or (bool(self._left) and wait)
 
     def _stop(self, urgent: bool) -> None:
@@ -139,7 +139,7 @@ class Worker:
     def _beat(self) -> None:
         """Renew the leases, and end runs whose lease another worker has taken over."""
         now = time.monotonic()
-        if now - self._beaten < self._lease_s / _BEATS:
+        if now - self._beaten < _BEAT_S:
             return
         self._beaten = now
         for running in list(self._running):

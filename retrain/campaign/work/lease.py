@@ -6,7 +6,7 @@ worker that has read an outdated lease cannot replace a newer one. The owner ren
 with a heartbeat count, through the handle that created it.
 
 A lease is free if one of these conditions holds: it was released; its owner was a process of this machine that no
-longer exists; neither its file nor the run's metrics changed for `lease_s` seconds. The worker that wants the lease
+longer exists; neither its file nor the run's metrics changed for `LEASE_S` seconds. The worker that wants the lease
 measures these seconds with its own clock, so the clocks of two machines are never compared.
 """
 
@@ -36,6 +36,10 @@ _Content = TypedDict(  # noqa: UP013
     total=False,
 )
 _CONTENT: TypeAdapter[Any] = TypeAdapter(_Content)
+
+LEASE_S = 60.0
+"""Seconds without a sign of life after which a lease is free. A worker renews its leases six times in this time, so that
+a short pause of a shared disk costs no run."""
 
 
 class Lease:
@@ -81,7 +85,7 @@ class Lease:
     def close(self) -> None:
         """Stop renewing the lease without releasing it.
 
-        Other workers take the job only after `lease_s` seconds, and only if it has no outcome by then.
+        Other workers take the job only after `LEASE_S` seconds, and only if it has no outcome by then.
         """
         os.close(self._handle)
 
@@ -94,7 +98,7 @@ class LeaseWatch:
         lease_s: seconds without a change after which a lease is free.
     """
 
-    def __init__(self, folder: Path, lease_s: float) -> None:
+    def __init__(self, folder: Path, lease_s: float = LEASE_S) -> None:
         self._folder, self._lease_s = folder, lease_s
         self._seen: dict[str, tuple[Any, float]] = {}
 
@@ -129,7 +133,7 @@ class LeaseWatch:
 def held(folder: Path, job: str) -> bool | None:
     """Return True if a worker holds the job's lease, False if it is free, None if no worker ever took it.
 
-    The check does not wait `lease_s` seconds: a dead owner on another machine still counts as holding the lease.
+    The check does not wait `LEASE_S` seconds: a dead owner on another machine still counts as holding the lease.
     """
     newest = max((folder / job).glob("*.json"), key=_number, default=None)
     if newest is None:

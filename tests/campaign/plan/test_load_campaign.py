@@ -194,7 +194,7 @@ def test_all_mistakes_are_told_at_once_each_where_it_was_made(problems, tmp_path
     found = problems("""[campaign]
 base = "run.toml"
 seeds = 0
-thresholds = 0.5
+margins = 0.5
 executor = "locale"
 baseline = "grop"
 [[campaign.conditions]]
@@ -209,7 +209,7 @@ advantage_mode = "maxrl"
         "named", "is called"
     )
     assert '[[campaign.conditions]] gtpo.betta: unknown key; did you mean "beta"?' in text
-    assert '4:1 [campaign] thresholds: unknown key; did you mean "threshold"?' in found
+    assert '4:1 [campaign] margins: unknown key; did you mean "margin"?' in found
     assert "3:1 [campaign] seeds:" in text
     assert '5:1 [campaign] executor: no executor named "locale"; did you mean "local"?' in text
     assert '6:1 [campaign] baseline: no condition is called "grop"' in text

@@ -47,7 +47,7 @@ def write_tasks(directory, seeds=range(9), missing=(), **plan):
         "chain": {"about": "Ten steps.", "bounds": {"task/gap": [0, 0.1]}},
     }
     stored = {"tasks": list(TASKS), "baseline": "grpo", "ladder": [["new", "grpo"]], "premises": premises}
-    (directory / "plan.json").write_text(json.dumps(stored | {"threshold": None, "alpha": 0.05, "cells": cells} | plan))
+    (directory / "plan.json").write_text(json.dumps(stored | {"alpha": 0.05, "cells": cells} | plan))
     return directory
 
 

@@ -193,14 +193,14 @@ def test_area_threshold_and_what_was_spent():
     assert (single.area, single.result) == (None, 0.1)
 
 
-def test_the_threshold_is_the_campaigns_or_nine_tenths_of_the_baselines_way(tmp_path):
+def test_the_threshold_is_nine_tenths_of_the_baselines_way(tmp_path):
     plan = write_campaign(tmp_path / "a", **SMALL) / "plan.json"
     found = read_campaign(tmp_path / "a")
     runs = found.done("grpo").values()
     first, last = (sum(cell.curve[end][1] for cell in runs) / 3 for end in (0, -1))
     assert found.threshold == pytest.approx(0.1 * first + 0.9 * last)
-    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"threshold": 0.25, "alpha": 0.1}))
-    assert (read_campaign(tmp_path / "a").threshold, read_campaign(tmp_path / "a").alpha) == (0.25, 0.1)
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"alpha": 0.1}))
+    assert read_campaign(tmp_path / "a").alpha == 0.1
 
 
 def test_the_tables_hold_a_row_per_cell(results, tmp_path):
