@@ -74,8 +74,12 @@ class CampaignDirectory:
         return [job for job in self.jobs if not self.outcome(job)]
 
     def finish(self, job: Job, outcome: Mapping[str, Any]) -> bool:
-        """Write the outcome of a job. If it already has one, write nothing and return False."""
-        with exclusive(self.run(job) / "outcome.lock", waiting=lambda: None):
+        """Write the outcome of a job. If it already has one, write nothing and return False.
+
+        Raises:
+            StorageError: the run's directory cannot be written.
+        """
+        with writing(self.run(job)), exclusive(self.run(job) / "outcome.lock", waiting=lambda: None):
             if self.outcome(job):
                 return False
             write_text(self.run(job) / "outcome.json", json.dumps(outcome) + "\n")
@@ -102,7 +106,8 @@ class CampaignDirectory:
         """Delete the outcomes of failed jobs, so that they are resumed from their checkpoints."""
         for job in self.jobs:
             if self.outcome(job).get("status") == "failed":
-                (self.run(job) / "outcome.json").unlink()
+                with writing(self.run(job)):
+                    (self.run(job) / "outcome.json").unlink()
 
 
 def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:

@@ -9,13 +9,14 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import LEASE_S, Lease, LeaseWatch
 from retrain.campaign.work.run_process import checked_code, crashed, evict, gpus, reason, train
-from retrain.errors import ConfigError, Preempted
+from retrain.errors import ConfigError, Preempted, StorageError
 from retrain.system.lock import machine
 from retrain.system.process import Process, SignalHandler, end, usable_cores
 from retrain.types import Observer
@@ -100,16 +101,29 @@ class Worker:
 
         Raises:
             Preempted, KeyboardInterrupt: a signal arrived; the runs have saved, and their leases are released.
+            StorageError: the campaign's directory cannot be written; the runs have saved, if they could.
         """
         with StopSignals() as signals:
             try:
                 while self._step(signals):
                     self._observe("tick", {})
                     time.sleep(_POLL_S)
+            except StorageError:
+                self._give_up(signals)
+                raise
             finally:
                 for running in self._running:
                     end(running.process)
             signals.end(f"stopped with {len(self._left)} runs left; run the same command to resume")
+
+    def _give_up(self, signals: StopSignals) -> None:
+        """Let the runs save and end, and release the leases that can still be written."""
+        self._stop(urgent=False)
+        while any(running.process.poll() is None for running in self._running) and not signals.urgent:
+            time.sleep(_POLL_S)
+        for running in self._running:
+            with suppress(StorageError):
+                running.lease.release()
 
     def _step(self, signals: StopSignals) -> bool:
         """Poll runs, renew leases and fill free slots; return False when there is nothing more to do."""

@@ -24,6 +24,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.errors import StorageError
+from retrain.system.files import writing
 from retrain.system.lock import alive, identity
 from retrain.system.records import read_object
 
@@ -38,8 +39,8 @@ _Content = TypedDict(  # noqa: UP013
 _CONTENT: TypeAdapter[Any] = TypeAdapter(_Content)
 
 LEASE_S = 60.0
-"""Seconds without a sign of life after which a lease is free. A worker renews its leases six times in this time, so that
-a short pause of a shared disk costs no run."""
+"""Seconds without a sign of life after which a lease is free. A worker renews its leases six times in this time, so
+that a short pause of a shared disk costs no run."""
 
 
 class Lease:
@@ -69,9 +70,10 @@ class Lease:
         self.facts |= facts
         self._beats += 1
         data = json.dumps({"owner": identity(os.getpid()), "beat": self._beats, **self.facts}).encode()
-        os.pwrite(self._handle, data, 0)
-        os.ftruncate(self._handle, len(data))
-        os.fsync(self._handle)
+        with writing(self._path):
+            os.pwrite(self._handle, data, 0)
+            os.ftruncate(self._handle, len(data))
+            os.fsync(self._handle)
 
     def owned(self) -> bool:
         """Return True while this process owns the job: no other worker has taken it, and the lease's file exists."""
@@ -108,16 +110,19 @@ class LeaseWatch:
         Args:
             job: id of the job.
             progress: a file that grows while the run makes progress.
+        Raises:
+            StorageError: the directory cannot be written.
         """
         folder = self._folder / job
-        folder.mkdir(parents=True, exist_ok=True)
-        number = max((_number(path) for path in folder.glob("*.json")), default=0)
-        path = folder / f"{number}.json"
-        last = _last(path) if number else {"released": True}
-        if not (last.get("released") or _gone(last) or self._still(job, (path, last, _size(progress)))):
-            return None
-        with suppress(FileExistsError):
-            return Lease(folder / f"{number + 1}.json", last)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            number = max((_number(path) for path in folder.glob("*.json")), default=0)
+            path = folder / f"{number}.json"
+            last = _last(path) if number else {"released": True}
+            if not (last.get("released") or _gone(last) or self._still(job, (path, last, _size(progress)))):
+                return None
+            with suppress(FileExistsError):
+                return Lease(folder / f"{number + 1}.json", last)
         return None
 
     def _still(self, job: str, state: Any) -> bool:

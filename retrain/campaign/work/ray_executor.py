@@ -21,7 +21,7 @@ from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.campaign_worker import StopSignals
 from retrain.campaign.work.lease import held
-from retrain.errors import ConfigError, Preempted
+from retrain.errors import ConfigError, Preempted, StorageError
 from retrain.registry import executor
 from retrain.system.process import end, start
 from retrain.types import Observer
@@ -136,6 +136,7 @@ class _Tasks:
 
         Raises:
             ConfigError: the cluster's nodes cannot execute the run.
+            StorageError: a node cannot write the campaign's directory.
         """
         errors = self._ray.exceptions
         fix = "install retrain in the Python environment of Ray on every node, and mount the directory at the same path"
@@ -147,6 +148,8 @@ class _Tasks:
             return _last(error)
         if code < 0 or code in _STOPPED:
             return "its worker was stopped"
+        if code == StorageError.exit_code:
+            raise StorageError(printed)
         if code and not self._campaign.outcome(job):
             raise ConfigError.at("Ray", job.id, f"cannot be executed: {printed or f'exit code {code}'}", fix)
         return ""

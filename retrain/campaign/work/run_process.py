@@ -15,7 +15,7 @@ from typing import Any
 import tomli
 
 from retrain.errors import EngineError, Preempted, StorageError
-from retrain.system.files import write_text
+from retrain.system.files import write_text, writing
 from retrain.system.fork import Fork, prepare
 from retrain.system.lock import Lock, alive, machine
 from retrain.system.process import Process, end, start
@@ -74,7 +74,9 @@ def _start(
     if not fresh_process and not gpus():
         prepare(_IMPORTED)
         return Fork(program, arguments, log, environment, Preempted.exit_code)
-    with log.open("ab") as file:
+    with writing(log):
+        file = log.open("ab")
+    with file:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         return start([sys.executable, "-m", program, *arguments], environment, code=Preempted.exit_code, **streams)
 
@@ -101,7 +103,8 @@ def evict(run: Path, previous: Mapping[str, Any]) -> None:
     if owner is None or child is None or (owner["machine"], owner["group"]) != (child["machine"], child["pid"]):
         return
     if owner["machine"] != machine():
-        write_text(run / "lock", "")
+        with writing(run):
+            write_text(run / "lock", "")
         return
     deadline = time.monotonic() + _GONE_S
     while alive(owner) and time.monotonic() < deadline:

@@ -112,6 +112,30 @@ def test_a_stopped_campaign_leaves_no_process_and_the_same_command_goes_on(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["leases/b/s0", "cells/b/s0/outcome.lock"])
+def test_a_folder_that_cannot_be_written_ends_a_worker_with_the_path_and_its_runs_save(tmp_path, part):
+    """An entry of another kind in the place of a file or folder fails like a full or read-only disk, also for root."""
+    write(tmp_path, {"a": ["hang"], "b": [0]}, slots=2)
+    assert retrain(tmp_path, "campaign", "sweep.toml", "--slurm").returncode == 0
+    obstacle = tmp_path / "runs/sweep" / part
+    if "lease" in part:
+        obstacle.parent.mkdir(parents=True)
+        obstacle.write_text("")
+    else:
+        obstacle.mkdir()
+    result = retrain(tmp_path, "worker", "runs/sweep", "--plain")
+    assert result.returncode == 6, result.stdout + result.stderr
+    assert result.stderr.startswith(f"runs/sweep/{part.removesuffix('/outcome.lock')} cannot be written: ")
+    assert "Traceback" not in result.stderr
+    assert json.loads((tmp_path / "runs/sweep/leases/a/s0/1.json").read_text())["released"], "the run was not killed"
+
+    obstacle.unlink() if "lease" in part else obstacle.rmdir()
+    (tmp_path / "codes.json").write_text("{}")
+    assert retrain(tmp_path, "worker", "runs/sweep", "--plain").returncode == 0
+    assert {name: outcome["status"] for name, outcome in outcomes(tmp_path).items()} == {"a/s0": "done", "b/s0": "done"}
+
+
+@pytest.mark.slow
 def test_dir_waits_for_workers(tmp_path):
     write(tmp_path, {"a": [0], "b": [0]}, executor="dir", slots=1)
     driver = start(tmp_path, "campaign", "sweep.toml", "--plain")
