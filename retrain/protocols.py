@@ -1,4 +1,4 @@
-"""Protocols of engines, policies, tasks, row sources, trackers, executors and stateful components.
+"""Protocols of engines, tasks, row sources, trackers, executors and stateful components.
 
 A class must define the abstract methods. A class that is registered or given by a dotted path need not inherit from
 its protocol, because `Component.whole` adds the defaults of the methods that it does not define.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -224,111 +224,6 @@ class Shards:
 
 
 WHOLE = Shards()
-
-
-class Policy(Protocol):
-    """The trainable model.
-
-    Attributes:
-        settings: see `PolicySettings`.
-        model: the transformers model that is trained.
-        adapter: peft's wrapper of the model with LoRA, else None.
-        step: number of optimizer steps taken.
-        ranks: the processes that train it together.
-    """
-
-    settings: Any
-    model: Any
-    adapter: Any
-    step: int
-    ranks: Ranks
-
-    @property
-    def device(self) -> device:
-        """Device of the weights and of the batches."""
-        ...
-
-    def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
-        """Compute the requested POLICY_COLUMNS, each [N, T] float32, without gradient, 0 outside response_mask."""
-        ...
-
-    def update(self, batch: Batch, objective: Any, recredit: Callable[[], Tensor] | None = None) -> Metrics:
-        """Perform the optimizer steps of one training step, and return metrics.
-
-        Args:
-            batch: the rows to train on.
-            objective: loss over the whole batch.
-            recredit: called before each epoch after the first; returns the advantages [N, T] of the epoch. With None
-                every epoch uses those of the batch.
-        """
-        ...
-
-    def gradient(self, batch: Batch, weights: Tensor) -> Tensor:
-        """Return the gradient [D] of sum_{n,t} weights[n, t] * logprobs[n, t] over all D trained parameters."""
-        ...
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return full weights by the names of the base model, with tied entries; with LoRA, `LazyWeights`."""
-        ...
-
-    def save_adapter(self, folder: Path, base: str = "", card: str = "") -> None:
-        """Write the LoRA adapter in peft's format.
-
-        Args:
-            folder: the destination.
-            base: name of the base model.
-            card: content of README.md.
-        """
-        ...
-
-    def load_adapter(self, folder: Path) -> None:
-        """Load an adapter written by `save_adapter`."""
-        ...
-
-    def sibling(self, name: str, settings: Any, *, has_values: bool = False) -> Policy:
-        """Create a second trainable model from the initial weights.
-
-        Args:
-            name: name of the model.
-            settings: see `PolicySettings`.
-            has_values: add a value head.
-        """
-        ...
-
-    def values(self, batch: Batch) -> Tensor:
-        """Compute the values [N, T] of a model with a value head, without gradient, 0 outside response_mask."""
-        ...
-
-    def reference(self) -> Callable[[Batch], Tensor]:
-        """Return a function that computes log-probs [N, T] with the weights at the time of its first call."""
-        ...
-
-    def reference_weights(self) -> Mapping[str, Tensor]:
-        """Return full weights of the reference by the names of the base model; with LoRA, the frozen base."""
-        ...
-
-    def in_float32(self) -> AbstractContextManager[bool]:
-        """Compute matrix products in float32 inside the block. The block gets False if this is not possible."""
-        ...
-
-    def remember(self) -> None:
-        """Store the current weights for `earlier_logprobs`."""
-        ...
-
-    def earlier_logprobs(self, batch: Batch) -> Tensor | None:
-        """Compute log-probs [N, T] with the weights of the last `remember`; with LoRA, those of the base model.
-
-        Return None before the first call of `remember`.
-        """
-        ...
-
-    def state_dict(self) -> State:
-        """Return weights, optimizer state and schedule."""
-        ...
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore the state that `state_dict` returned."""
-        ...
 
 
 class Task(Protocol):

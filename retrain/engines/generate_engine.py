@@ -47,7 +47,7 @@ class GenerateEngine(Sampler):
         self._max_rows = max_rows
         self.tolerance = tolerance_of(self._model.dtype)
         self.version: int | None = None
-        if base is model:
+        if base is model and not hasattr(next(base.parameters()), "full_tensor"):  # sharded weights arrive one by one
             self.load_weights(model.state_dict(), 0)
 
     def describe(self) -> str:

@@ -66,7 +66,8 @@ class TorchEngine(Sampler):
             raise ComponentError(f"engine 'torch' cannot serve this model: {reason}", 'use engine = "transformers"')
         self._model = base_model(model)
         self._dtype = _resolve(dtype, self._model)
-        self._device = next(self._model.parameters()).device
+        first: Any = next(self._model.parameters())
+        self._device = first.device
         fused = fused and fusable(self._model)
         self._decoder = _decoder(self._model, self._dtype, fused)
         self._graphs = graphs and fused and self._device.type == "cuda"
@@ -78,7 +79,9 @@ class TorchEngine(Sampler):
         self._cache: PrefixCache | None = None
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
-        if self._model is model:  # with adapters, the state dict does not have the base model's names
+        # With adapters, the state dict does not have the base model's names. A whole copy of sharded weights (torch's
+        # DTensor) may not fit: `load_weights` gathers them one by one.
+        if self._model is model and not hasattr(first, "full_tensor"):
             self.load_weights(model.state_dict(), 0)
 
     def describe(self) -> str:

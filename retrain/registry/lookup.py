@@ -114,9 +114,7 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
         components()  # register all names first, so that the user's code cannot take one of them
         return _from_target(kind, name, load_object(name, search_paths), "dotted path")
     listed = f"known: {', '.join(names(kind)) or 'none'}, or a dotted path to your own"
-    from retrain.registry.undeclared import undeclared
-
-    raise undeclared(kind, name) or ComponentError(f'no {kind} named "{name}"', did_you_mean(name, names(kind), listed))
+    raise ComponentError(f'no {kind} named "{name}"', did_you_mean(name, names(kind), listed))
 
 
 def _load_entry_point(kind: str, name: str) -> Component:

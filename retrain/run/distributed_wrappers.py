@@ -127,23 +127,6 @@ class RemoteSampler(DelegatingSampler):
             super().close()
 
 
-class StructureOnly:
-    """Wrapper around a sharded model, from which an engine can read the architecture but must not read weights.
-
-    An engine copies the weights of a plain model. If a model has `get_base_model`, as peft's models have, the engine
-    waits for `load_weights` instead. All other attributes are those of the model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def get_base_model(self) -> Any:
-        return self._model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-
 def build_sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> Sampler:
     """Build the engine of a run on several ranks.
 
@@ -157,9 +140,7 @@ def build_sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> 
         )
     if engine_kind.traits_of(engine.component).remote:
         return RemoteSampler(partial(engine.build, resources), ranks)
-    model = resources["model"]
-    unread = model if hasattr(model, "get_base_model") else StructureOnly(model)
-    return SharedSampler(engine.build({**resources, "model": unread}), ranks)
+    return SharedSampler(engine.build(resources), ranks)
 
 
 def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:

@@ -10,7 +10,7 @@ import torch
 from retrain.errors import EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Policy, tolerance_of
+from retrain.protocols import tolerance_of
 from retrain.run.collectors.rollouts import requests_for, train_sampling
 from retrain.run.collectors.rounds import Collection
 from retrain.run.collectors.steps import PhaseTimer
@@ -18,6 +18,7 @@ from retrain.run.episodes import EpisodeRunner
 from retrain.run.run_context import RunContext
 from retrain.system.model_paths import positions
 from retrain.training.chat import TokenizedPrompt
+from retrain.training.policy import TorchPolicy
 from retrain.types import Batch, Metrics, Problem
 
 _ROWS = 8
@@ -59,7 +60,7 @@ def _fresh(context: RunContext, collection: Collection) -> Batch:
     return context.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
 
 
-def check_parity(policy: Policy, batch: Batch, limit: float, exact: bool = False) -> Metrics:
+def check_parity(policy: TorchPolicy, batch: Batch, limit: float, exact: bool = False) -> Metrics:
     """Compare the sampler's log-probs of some rollouts with the trainer's.
 
     Call it before the update, while sampler and trainer hold the same weights. Stale or wrong

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.errors import ComponentError
-from retrain.protocols import Policy, Ranks, RowSource, Sampler, StatefulComponent, Task, Tracker
+from retrain.protocols import Ranks, RowSource, Sampler, StatefulComponent, Task, Tracker
 from retrain.types import Observer, Rollout, State
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from retrain.training.chat import Chat
     from retrain.training.layout import Layout
     from retrain.training.model.loading import Loaded
+    from retrain.training.policy import TorchPolicy
 
 
 class EpisodeSource(Protocol):
@@ -66,7 +67,7 @@ class TrainState:
     run: Path
     ranks: Ranks
     loaded: Loaded
-    policy: Policy
+    policy: TorchPolicy
     engine: Bound
     components: Resolved
     resources: Mapping[str, Any]

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from retrain.errors import StorageError
-from retrain.protocols import Policy, StatefulComponent
+from retrain.protocols import StatefulComponent
 from retrain.registry import signal
 from retrain.types import Batch, State
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from retrain.training.policy import TorchPolicy
 
 
 _SAMPLE = 1 << 16
@@ -28,7 +30,7 @@ class ReferenceLogprobs(StatefulComponent):
     fingerprint with the one in the checkpoint.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: TorchPolicy) -> None:
         self._score = policy.reference()
         self.fingerprint = "" if policy.adapter is not None else fingerprint(policy.reference_weights())
 

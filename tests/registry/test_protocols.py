@@ -8,11 +8,10 @@ import pytest
 
 import retrain
 from retrain.errors import ComponentError
-from retrain.protocols import Policy
 from retrain.registry import KINDS, Component
 
 SOURCES = sorted(Path(retrain.__file__).parent.rglob("*.py"))
-PROTOCOLS = {kind.protocol for kind in KINDS.values() if kind.protocol} | {Policy}
+PROTOCOLS = {kind.protocol for kind in KINDS.values() if kind.protocol}
 VERBS = {name for protocol in PROTOCOLS for name in vars(protocol) if not name.startswith("_")}
 
 

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from retrain.config.load import load
 from retrain.protocols import Ranks
 from retrain.registry import find
-from retrain.run.distributed_wrappers import StructureOnly
 from retrain.run.session import Resume, run
 from retrain.storage.checkpoint import save
 from retrain.storage.run_directory import ExistingRun
@@ -236,8 +235,7 @@ def gathers(ranks: Ranks, engine: str, lora: bool) -> dict[str, Any]:
     """How many elements are gathered while an engine gets the weights, as a multiple of the model."""
     case = {"settings": {"lora": {"r": 4, "seed": 3}} if lora else {}}
     policy, count = policy_of(case, ranks), 0
-    unread = policy.adapter or StructureOnly(policy.model)
-    sampler = find("engine", engine).bind({}).build({"model": unread, "device": policy.device})
+    sampler = find("engine", engine).bind({}).build({"model": policy.adapter or policy.model, "device": policy.device})
     weights: Any = policy.weights()
     base = weights
     kind: Any = DTensor

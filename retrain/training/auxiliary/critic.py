@@ -11,7 +11,7 @@ from pydantic import Field
 from retrain import functional as F
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.transforms.token_returns import gae
-from retrain.protocols import Policy, StatefulComponent
+from retrain.protocols import StatefulComponent
 from retrain.registry import Component, Finding, find, signal
 from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_second_model
 from retrain.training.reference import scoring_batch
@@ -19,6 +19,8 @@ from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from retrain.training.policy import TorchPolicy
 
 _ROUNDING = 1e-10
 """Relative variance below which float32 targets count as equal."""
@@ -62,7 +64,7 @@ class Critic(StatefulComponent):
 
     def __init__(  # noqa: PLR0913 - the policy, the tokenizer and eight keys
         self,
-        policy: Policy,
+        policy: TorchPolicy,
         tokenizer: Any,
         *,
         path: str | None = None,

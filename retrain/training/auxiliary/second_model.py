@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Policy
 from retrain.registry import Finding
 from retrain.system.model_paths import RANDOM_MODEL, problem_with
 
 if TYPE_CHECKING:
+    from retrain.training.policy import TorchPolicy
     from retrain.training.settings import PolicySettings
 
 
-def own_optimizer(policy: Policy, name: str, lr: float, max_grad_norm: float, epochs: int = 1) -> PolicySettings:
+def own_optimizer(policy: TorchPolicy, name: str, lr: float, max_grad_norm: float, epochs: int = 1) -> PolicySettings:
     """Return the policy's settings, with AdamW without weight decay at a constant rate as optimizer.
 
     Args:
@@ -42,7 +42,7 @@ def own_optimizer(policy: Policy, name: str, lr: float, max_grad_norm: float, ep
 
 
 def trained_second_model(  # noqa: PLR0913 - four of them only pass through to the model
-    policy: Policy,
+    policy: TorchPolicy,
     tokenizer: Any,
     name: str,
     settings: PolicySettings,
@@ -50,7 +50,7 @@ def trained_second_model(  # noqa: PLR0913 - four of them only pass through to t
     key: str,
     *,
     has_values: bool = False,
-) -> Policy:
+) -> TorchPolicy:
     """Create a second trainable model, from the policy's current weights or from the model at a path.
 
     Args:
@@ -91,7 +91,7 @@ def check_path(path: str | None, config: Any, model: str) -> Iterator[Finding]:
         yield Finding(("path",), *problem)
 
 
-def load_second_model(policy: Policy, tokenizer: Any, path: str, key: str, **options: Any) -> tuple[Any, Any]:
+def load_second_model(policy: TorchPolicy, tokenizer: Any, path: str, key: str, **options: Any) -> tuple[Any, Any]:
     """Load the model at a path.
 
     Args:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from retrain import functional as F
 from retrain.errors import DataError
-from retrain.protocols import Policy, StatefulComponent
+from retrain.protocols import StatefulComponent
 from retrain.registry import Finding, signal
 from retrain.system.model_paths import RANDOM_MODEL, positions, problem_with
 from retrain.training.auxiliary.second_model import load_second_model, own_optimizer
@@ -22,6 +22,8 @@ from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from retrain.training.policy import TorchPolicy
 
 TEMPLATE = "A correct answer to the question below:\n{hint}\n\n{prompt}"
 """Default template of a prompt with a hint."""
@@ -106,7 +108,7 @@ class TeacherLogprobs(StatefulComponent):
 
     def __init__(  # noqa: PLR0913 - three parts of the run and nine keys
         self,
-        policy: Policy,
+        policy: TorchPolicy,
         tokenizer: Any,
         chat: Chat,
         *,
