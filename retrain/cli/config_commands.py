@@ -95,8 +95,8 @@ def explain(
 ) -> None:
     """Show what a configuration will do: pipeline, batch sizes, memory, and the origin of each component.
 
-    Every stage is called on a small synthetic batch, and the rewards on a problem of the data; exit code 2
-    if one fails. For a campaign, its runs are shown, and the facts of its baseline.
+    Credit and loss are computed for a small synthetic batch; exit code 2 if they fail. For a campaign, its runs are
+    shown, and the facts of its baseline.
     """
     from retrain.campaign.plan.is_campaign import is_campaign
     from retrain.campaign.plan.load_campaign import load_campaign

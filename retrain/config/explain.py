@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
@@ -23,7 +23,7 @@ from retrain.rewards.signatures import form_of
 from retrain.system.masking import masked
 from retrain.system.model_paths import RANDOM_MODEL, model_location, stored_dtype
 from retrain.system.process import thread_waiting
-from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory, frozen_base, layers_that_fit
+from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory, frozen_base
 from retrain.training.settings import LoraSettings, PolicySettings
 
 TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, head_width=32, tied=True, gated=True)
@@ -31,8 +31,6 @@ TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, hea
 
 _OF_THE_POLICY = frozenset({"trained", "averaged", "frozen", "policy"})
 """Kinds of a signal's model that have the policy's shape; any other value is the path of a model."""
-_GPUS = (24, 40, 80, 141)
-"""Memory of common GPUs, in GB."""
 _OVERLAP = (
     "while step t is trained, the batch of step t + {0} is sampled and scored with the weights from the start of "
     "step t, so it is {0} steps stale, and less before step {0}"
@@ -46,7 +44,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         loaded: the configuration.
         ranks: number of ranks; memory is given for each of them.
     """
-    from retrain.config.probe import attempt, episodes, probe
+    from retrain.config.probe import probe
 
     config, engine = loaded.config, _engine(loaded)
     exact = _is_exact(loaded, engine["name"])
@@ -67,15 +65,13 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "loss": _loss(loaded),
         "learning_rate": _learning_rate(loaded),
         "batch": _batch(loaded),
-        "forwards_per_step": _forwards(loaded, pipeline, exact, signal_models),
         "model": _model(loaded, signal_models, ranks),
         "thread_waiting": thread_waiting.reason,
         "evaluation": _evaluation(loaded),
         "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
         "keys_that_nothing_reads": [show(path) for path in loaded.unread],
         "overrides": loaded.overrides,
-        "probe": probe(loaded),
-        "episode": [{"episode": found}] if isinstance(found := attempt(lambda: episodes(loaded)), str) else found,
+        "probe": {"credit and loss": probe(loaded)},
     }
 
 
@@ -266,32 +262,6 @@ def _sources(loaded: LoadedConfig, rows: int) -> dict[str, Any]:
     return {"expert_rows_per_step": shown, "sources": others or None}
 
 
-def _forwards(
-    loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None, signal_models: Sequence[str]
-) -> dict[str, Any]:
-    """Return the numbers of passes over the whole batch in one step, without sampling."""
-    training, objective = loaded.config.training, loaded.components.objective(exact is True)
-    several = training.epochs * training.minibatches > 1
-    trained = {"other_models": _trained_passes(pipeline, training.epochs)} if "trained" in signal_models else {}
-    if teachers := [model for model in signal_models if model not in ("trained", "frozen")]:
-        trained["other_scores"] = len(teachers)
-    return {
-        "scoring": int(bool(pipeline.policy_columns) or (several and "old_logprobs" in objective.reads)),
-        "reference": signal_models.count("frozen"),
-        "forward_and_backward": training.epochs,
-    } | trained
-
-
-def _trained_passes(pipeline: Pipeline, epochs: int) -> int:
-    """Return how often the models that signals train pass over the batch in one step."""
-    passes = 0
-    for one in (stage.bound for stage in pipeline.graph if stage.kind == "signal"):
-        held = registry.signal.traits_of(one.component).held(one.params)
-        each = epochs if one.params.get("every") == "epoch" else int(one.params.get("epochs", 1))
-        passes += held.count("trained") * each
-    return passes
-
-
 _LIBRARIES_MB = 400
 """Resident memory of a process that has imported torch 2.13 and transformers 5.19 on Linux, in MB: 391 measured."""
 
@@ -327,9 +297,7 @@ def _shape(path: str) -> ModelShape | str:
 
 
 def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str], int], ranks: int) -> dict[str, Any]:
-    """Estimate the memory of a rank, and the largest model that fits common GPUs with these settings.
-
-    This is the number of layers, of the width of the run's model, that fit into the memory of each GPU.
+    """Estimate the memory of a rank.
 
     Args:
         loaded: the configuration.
@@ -354,8 +322,8 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     engine = loaded.components.optional("engine")
     remote = engine is not None and registry.engine.traits_of(engine.component).remote
 
-    def taken(shape: ModelShape, gpu: float, device: Literal["cpu", "cuda"] = "cuda") -> dict[str, int]:
-        """Return bytes by purpose. `gpu` is the memory of the GPUs in GB, on which `shard = "auto"` depends."""
+    def megabytes(gpu: float) -> dict[str, float]:
+        """Return megabytes by purpose. `gpu` is the memory of the GPUs in GB, on which `shard = "auto"` depends."""
         shard = loaded.config.distributed.shard
         if shard == "auto":
             whole = blocks or (model.lora and 2 * frozen_base(shape, settings) <= gpu * 1e9)
@@ -367,17 +335,11 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
             tokens=training.max_tokens,
             signal_models=signal_models,
             ranks=ranks,
-            device=device,
+            device=gpu_or_cpu(training.device),
         )
         sizes |= {"other_shapes": teaching // (ranks if shard == "full" else 1)} if teaching else {}
-        return {name: size for name, size in sizes.items() if not (remote and name in OF_THE_SAMPLER)}
-
-    def on_gpu(shape: ModelShape, gpu: float) -> int:
-        """Return the bytes that stay in GPU memory."""
-        return sum(size for name, size in taken(shape, gpu).items() if name != "offloaded")
-
-    def megabytes(gpu: float) -> dict[str, float]:
-        return {name: round(size / 1e6, 1) for name, size in taken(shape, gpu, gpu_or_cpu(training.device)).items()}
+        here = {name: size for name, size in sizes.items() if not (remote and name in OF_THE_SAMPLER)}
+        return {name: round(size / 1e6, 1) for name, size in here.items()}
 
     found: dict[str, Any] = {"memory_mb_without_prompts_about": megabytes(0)}
     if gpu_or_cpu(training.device) == "cpu":
@@ -389,22 +351,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
                 f"of at least {2 * frozen_base(shape, settings) / 1e9:.2g} GB, which hold the whole LoRA base, MB about"
             )
             found[f"memory on GPUs {least}"] = megabytes(inf)
-    return found | _fitting(model.path, shape, on_gpu)
-
-
-def _fitting(path: str, shape: ModelShape, on_gpu: Callable[[ModelShape, int], int]) -> dict[str, Any]:
-    """Return the weights of the largest models of a width that fit common GPUs; {} for the built-in model.
-
-    Args:
-        path: path of the model.
-        shape: its shape.
-        on_gpu: returns the bytes that a model takes on a GPU of so many GB.
-    """
-    if path == RANDOM_MODEL:  # nobody trains more layers of its width
-        return {}
-    fits = {gpu: layers_that_fit(shape, gpu, lambda shape, gpu=gpu: on_gpu(shape, gpu)) for gpu in _GPUS}
-    sizes = {f"{gpu} GB": replace(shape, layers=layers).parameters if layers else 0 for gpu, layers in fits.items()}
-    return {"parameters_that_fit_at_this_width_about": sizes}
+    return found
 
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:

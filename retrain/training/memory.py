@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
@@ -15,8 +14,6 @@ _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
 """Values of `model_type` with two matrices in the feed-forward part."""
 _MOMENTS = {"adamw": 8, "adamw8bit": 2, "muon": 4}
 """Bytes of an optimizer's moments per trained weight."""
-_LAYERS = 1 << 16
-"""Upper limit of the search in `layers_that_fit`, above the number of layers of any model."""
 
 
 @dataclass(frozen=True)
@@ -146,17 +143,6 @@ def estimate_memory(  # noqa: PLR0913 - two inputs and five keys
     if waits := away[settings.offload]:
         sizes["offloaded"] = sum(sizes.pop(name) for name in waits)
     return sizes
-
-
-def layers_that_fit(shape: ModelShape, gigabytes: int, taken: Callable[[ModelShape], int]) -> int:
-    """Return the number of layers of the largest model of this width that fits a GPU; 0 if one layer does not fit.
-
-    Args:
-        shape: sizes of the model; its own number of layers is ignored.
-        gigabytes: memory of the GPU, in 10^9 bytes.
-        taken: returns the bytes that a model uses on the GPU; must increase with the number of layers.
-    """
-    return bisect_right(range(1, _LAYERS), gigabytes * 10**9, key=lambda layers: taken(replace(shape, layers=layers)))
 
 
 def frozen_base(shape: ModelShape, settings: PolicySettings) -> int:

@@ -6,7 +6,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.config.explain import TINY, explain, render
+from retrain.config.explain import TINY, explain
 from retrain.config.load import load
 from retrain.training.memory import ModelShape
 from tests.small_runs import TOML
@@ -30,7 +30,6 @@ def test_the_default_run_is_explained(tmp_path):
     assert found["batch"]["response_tokens_per_step_at_most"] == 128 * 64
     assert found["loss"]["terms"] == [{"term": "ppo_clip", "weight": 1.0}]
     assert found["loss"]["switched_off"] == ["kl", "entropy"]
-    assert found["forwards_per_step"]["reference"] == 0
     assert found["evaluation"]["evaluations"] == 11
     assert found["overrides"] == ["--set training.seed=4"]
     assert all(result.startswith("ok") for result in found["probe"].values()), found["probe"]
@@ -57,23 +56,6 @@ def test_keys_that_nothing_reads_are_listed(tmp_path):
     assert facts(tmp_path, "")["keys_that_nothing_reads"] == []
 
 
-def test_an_episode_of_the_environment_is_played(tmp_path):
-    game = '[task]\nname = "numbers"\n[environment]\nname = "{}"\nmax_turns = 2\n'
-    prompt, *said = facts(tmp_path, game.format("guess"))["episode"]
-    assert prompt["prompt"] == "0-63:"
-    assert {key for row in said for key in row} <= {"demonstrated reply", "environment", "ended"}
-    assert sum("demonstrated reply" in row for row in said) <= 2
-    assert "ended" in said[-1]
-    (tmp_path / "worlds.py").write_text("def broken(answer):\n    reply = yield 'a\\nb'\n    raise ValueError(reply)\n")
-    paths = f'[plugins]\nsearch_paths = ["{tmp_path}"]\n'
-    found = facts(tmp_path, game.format("worlds.broken").replace("numbers", "addition") + paths)
-    _, opening, reply, end = found["episode"]
-    assert opening == {"environment": "a\nb"}
-    assert end == {"failed": f"after 1 turns: ValueError: {' '.join(reply['random reply'].split())}".rstrip()}
-    assert "  environment: a\\nb\n" in render(found), "one line for each"
-    assert facts(tmp_path, "")["episode"] == []
-
-
 def test_the_graph_shows_what_each_stage_reads_and_writes(tmp_path):
     stages = facts(tmp_path, '[algorithm]\ntransform_mode = "gtpo_sepa"\n')["pipeline"]["stages"]
     by_name = {next(iter(stage.values())): stage for stage in stages}
@@ -89,12 +71,6 @@ def test_rewards_that_change_no_advantage_are_listed(tmp_path):
     ]
     assert idle.startswith('overlong: "dca" does not read the sum of rewards')
     assert facts(tmp_path, rewards)["pipeline"]["rewards_that_train_nothing"] == []
-
-
-def test_a_kl_term_brings_the_reference_and_two_passes_bring_scoring(tmp_path):
-    found = facts(tmp_path, "[kl]\nweight = 0.1\n[training]\nepochs = 2\n")
-    assert found["forwards_per_step"] == {"scoring": 1, "reference": 1, "forward_and_backward": 2}
-    assert found["probe"]["credit and loss"].startswith("ok")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +105,6 @@ def test_a_local_model_is_measured_from_its_config(tmp_path):
     ]
     assert found["parameters"] == 2 * 1000 * 512 + 4 * 512 * 512 + 3 * 512 * 1024
     assert found["memory_mb_without_prompts_about"]["weights"] > 0
-    sizes = found["parameters_that_fit_at_this_width_about"]
-    assert list(sizes) == ["24 GB", "40 GB", "80 GB", "141 GB"]
-    assert [*sizes.values()] == sorted(sizes.values())
 
 
 PLUGINS = """
@@ -144,15 +117,7 @@ def broken(rewards):
     return rewards[1:]
 
 def reward(completion, answer):
-    raise ValueError("no idea")
-
-class Problems:
-    def __init__(self, seed):
-        raise RuntimeError("no data")
-
-    def problem(self, index): ...
-
-    def heldout(self, count): ...
+    return 0.0
 """
 
 
@@ -165,25 +130,21 @@ def test_code_of_the_user_is_named_and_tried(tmp_path, monkeypatch):
     assert found["imported"] == ["reward explained_code.reward", "advantage explained_code.advantage"]
     row = next(row for row in found["components"] if row.get("advantage"))
     assert row["from"] == f"{tmp_path / 'explained_code.py'} (dotted path)"
-    assert "no idea" in found["probe"]["rewards"]
     assert found["probe"]["credit and loss"].startswith("ok")
 
 
 def test_a_failing_component_is_shown_not_raised(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "failing_code.py").write_text(PLUGINS)
-    text = '[algorithm]\nadvantage_mode = "failing_code.broken"\n[task]\nname = "failing_code.Problems"\n'
-    probe = facts(tmp_path, text)["probe"]
-    assert probe["task"] == 'failed: task "failing_code.Problems": raised RuntimeError: no data'
+    probe = facts(tmp_path, '[algorithm]\nadvantage_mode = "failing_code.broken"\n')["probe"]
     assert probe["credit and loss"].startswith("failed: ")
     assert "broken" in probe["credit and loss"]
 
 
-def test_sampling_ahead_is_said_with_its_correction_which_needs_no_scoring_pass(tmp_path):
+def test_sampling_ahead_is_said_with_its_correction(tmp_path):
     found = facts(tmp_path, "[rollout]\noverlap = 1\n")
     assert "the batch of step t + 1 is sampled" in found["overlap"]
     assert found["pipeline"]["correction_in_the_update"] == "tis"
-    assert found["forwards_per_step"]["scoring"] == 0
     assert facts(tmp_path, "")["overlap"] is None
 
 
@@ -199,7 +160,7 @@ def test_a_terminal_shows_tables_with_marks_and_two_steps_tell_time_and_memory(t
     assert "file run.toml" in lines
     assert "from key params reads called" in lines
     assert any(line.startswith("advantage grpo built-in [algorithm]") for line in lines)
-    assert any(line.startswith("rewards ✓ ok: exact = 1.0") for line in lines)
+    assert any(line.startswith("credit and loss ✓ ok: loss ") for line in lines)
     text = " ".join(lines)
     assert re.search(
         r"run about [\d.]+ (s|min|h), without the warm start: [\d.]+ (s|min|h) start, [\d.]+ s per step",
@@ -220,5 +181,4 @@ def test_memory_of_ranks_follows_the_gpu_that_there_is(tmp_path):
     spread = lora["memory_mb_without_prompts_about"]
     assert whole["weights"] > 3 * spread["weights"]
     assert set(spread) - set(whole) == {"gathered"}
-    assert "parameters_that_fit_at_this_width_about" not in lora, "nobody trains more layers of the built-in model"
     assert lora["memory_mb_of_python_and_libraries_about"] == 400
