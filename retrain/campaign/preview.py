@@ -50,6 +50,10 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
         "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
+        "trains": {
+            condition.label: config.components.method()
+            for condition, config in zip(loaded.conditions, loaded.configs, strict=True)
+        },
         "baseline": loaded.baseline,
         "seeds": seeds,
         "runs": runs,
@@ -286,6 +290,7 @@ def render(facts: Mapping[str, Any]) -> str:
     for label, overrides in facts["conditions"].items():
         mark = "  (baseline)" if label.rpartition(": ")[2] == facts["baseline"] else ""
         lines.append(f"  {label:<{width}}  {', '.join(f'{key}={value}' for key, value in overrides.items())}{mark}")
+        lines.append(f"  {'':<{width}}  -> {facts['trains'][label]}")
     lines += [
         f"seeds       {', '.join(map(str, facts['seeds']))}",
         f"runs        {facts['runs']}, {facts['steps']} steps in all; {facts['executor']}",

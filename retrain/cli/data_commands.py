@@ -137,8 +137,7 @@ def export(  # noqa: PLR0913 - its options, each with its name
     from retrain.tools.worked_solutions import export_solutions
 
     document = read(file, overrides or ()) if file is not None else Document("defaults")
-    for override in overrides or () if file is None else ():
-        document.override(override)
+    document.override_all(overrides or () if file is None else ())
     loaded = validate(document)
     seed = loaded.config.training.seed if seed is None else seed
     done = export_solutions(loaded, solutions, count, seed=seed, form=form, correct_only=correct_only)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path as FilePath
@@ -12,7 +12,8 @@ from typing import Any
 import tomli
 import tomli_w
 
-from retrain.config.positions import Path, positions
+from retrain import registry
+from retrain.config.positions import Path, leaves, positions
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.registry import Finding
 from retrain.registry.built_in import ALIASES, ALTERNATIVES
@@ -25,6 +26,10 @@ _MAX_PARTS, _MAX_CHAIN = 32, 100
 """Largest number of parts of an overridden key, and of files that extend each other; Python's recursion has a limit."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
+PRESET_KEY: Path = ("algorithm", "algorithm_mode")
+"""Key that may name a preset."""
+_CREDIT = ("advantage_mode", "transform_mode")
+"""Keys of [algorithm] that an algorithm replaces."""
 _SHORTER = "shorten the number, the key or the nesting"
 
 
@@ -53,6 +58,7 @@ class Document:
         problems: errors so far.
         warnings: settings that are valid but probably not intended.
         traces: tracebacks of errors that code of the user raised.
+        lower: keys that layers below the one that names the preset set; the preset replaces them.
     """
 
     file: str
@@ -62,6 +68,7 @@ class Document:
     problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     traces: list[str] = field(default_factory=list[str])
+    lower: set[Path] = field(default_factory=set[Path])
 
     def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
@@ -131,18 +138,48 @@ class Document:
             fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
             return path
-        self._forget(path)
+        self.forget(path)
         if (other := ALTERNATIVES.get(path)) is not None:
             self.data[other[0]].pop(other[1], None)
-            self._forget(other)
+            self.forget(other)
         for depth in range(1, len(path) + 1):
             self.places.setdefault(path[:depth], Place(flag, 0, 0, path[:depth]))
         return path
 
-    def _forget(self, path: Path) -> None:
-        """Remove the places of `path` and of all keys below it."""
-        for below in [known for known in self.places if known[: len(path)] == path]:
+    def override_all(self, texts: Iterable[str]) -> list[Path]:
+        """Apply overrides as one layer, and return their canonical keys."""
+        texts = [*texts]
+        changes: list[tuple[Path, Any]] = []
+        for name, _, typed in (text.partition("=") for text in texts):
+            changes.append((tuple(name.strip().split(".")), _value(typed.strip())))
+        self.begin_layer(changes)
+        return [self.override(text) for text in texts]
+
+    def begin_layer(self, changes: Iterable[tuple[Path, Any]]) -> None:
+        """Note what the next layer replaces besides the keys that it sets, before any of them is set.
+
+        If it names a preset, the preset replaces all keys so far; if it names an algorithm, that replaces advantage and
+        transform; and if it names one of these, an algorithm that a layer below names no longer replaces them.
+        """
+        values = (leaf for key_path, change in changes for leaf in leaves(change, key_path))
+        named = {str(path[1]): value for path, value in values if path[0] == "algorithm" and len(path) > 1}
+        section = self.data.get("algorithm")
+        below: dict[str, Any] = section if isinstance(section, dict) else {}
+        displaced: Iterable[str] = ()
+        if "algorithm_mode" in named:
+            self.lower = {path for path, _ in leaves(self.data)}
+            displaced = _CREDIT if _is_algorithm(named["algorithm_mode"]) else ()
+        elif named.keys() & {*_CREDIT} and _is_algorithm(below.get("algorithm_mode")):
+            displaced = ("algorithm_mode",)
+        for key in displaced:
+            below.pop(key, None)
+            self.forget(("algorithm", key))
+
+    def forget(self, path: Path) -> None:
+        """Remove the places of `path` and of all keys below it; a preset no longer replaces what is set there."""
+        for below in [key_path for key_path in self.places if key_path[: len(path)] == path]:
             del self.places[below]
+        self.lower = {key_path for key_path in self.lower if not overlap(key_path, path)}
 
 
 def read(file: str | FilePath, overrides: Sequence[str] = (), text: str | None = None) -> Document:
@@ -157,8 +194,7 @@ def read(file: str | FilePath, overrides: Sequence[str] = (), text: str | None =
             document.
     """
     document = _over_bases(_parsed(str(file), text), (FilePath(file).resolve(),))
-    for override in overrides:
-        document.override(override)
+    document.override_all(overrides)
     return document
 
 
@@ -183,8 +219,7 @@ def _over_bases(document: Document, chain: tuple[FilePath, ...]) -> Document:
     if path.resolve() in chain:
         raise ConfigError([document.at(at, f'"{value}" extends this file in turn', "break the cycle")])
     base = _over_bases(_parsed(str(path)), (*chain, path.resolve()))
-    for name in document.data:
-        merge(base, (name,), document.data[name], document, (name,))
+    overlay(base, [((name,), value, (name,)) for name, value in document.data.items()], document)
     base.problems += document.problems
     return replace(base, file=document.file, text=flat(document.file, base.data))
 
@@ -226,7 +261,38 @@ def _longest_line(text: str) -> tuple[int, int]:
 def fork(document: Document) -> Document:
     """Return a copy that can be changed independently."""
     lists = {"problems": [*document.problems], "warnings": [*document.warnings], "traces": [*document.traces]}
-    return replace(document, data=copy.deepcopy(document.data), places={**document.places}, **lists)
+    data, places, lower = copy.deepcopy(document.data), {**document.places}, {*document.lower}
+    return replace(document, data=data, places=places, lower=lower, **lists)
+
+
+def overlap(first: Path, second: Path) -> bool:
+    """Return True if one of two paths lies within the other, or they are equal."""
+    shorter = min(len(first), len(second))
+    return first[:shorter] == second[:shorter]
+
+
+def _is_algorithm(name: Any) -> bool:
+    """Return True for the name of an algorithm, which replaces advantage and transforms; a preset is not one."""
+    return (
+        isinstance(name, str)
+        and not name.endswith(".toml")
+        and (registry.is_dotted(name) or name in registry.names("algorithm"))
+    )
+
+
+def overlay(document: Document, changes: Sequence[tuple[Path, Any, Path]], source: Document) -> None:
+    """Set keys as one layer above all that `document` sets.
+
+    See docs/configuration.md, "Order of precedence".
+
+    Args:
+        document: the configuration to change.
+        changes: (path, value, path of the value in `source`) of each key.
+        source: the configuration that the values come from.
+    """
+    document.begin_layer([(path, value) for path, value, _ in changes])
+    for path, value, at in changes:
+        merge(document, path, value, source, at)
 
 
 def merge(document: Document, path: Path, value: Any, source: Document, at: Path) -> None:
@@ -252,10 +318,9 @@ def merge(document: Document, path: Path, value: Any, source: Document, at: Path
         document.problems.append(source.at(at, f"{show(path[:-1])} is not a table", "name a key of a table"))
         return
     table[str(path[-1])] = copy.deepcopy(value)
-    for below in [known for known in document.places if known[: len(path)] == path]:
-        del document.places[below]
-    for known in [known for known in source.places if known[: len(at)] == at]:
-        document.places[(*path, *known[len(at) :])] = source.places[known]
+    document.forget(path)
+    for key_path in [key_path for key_path in source.places if key_path[: len(at)] == at]:
+        document.places[(*path, *key_path[len(at) :])] = source.places[key_path]
 
 
 def _table(document: Document, path: Path) -> dict[str, Any] | None:

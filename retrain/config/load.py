@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from retrain import registry
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
-from retrain.config.positions import Path
-from retrain.config.presets import apply_task_settings, leaves
+from retrain.config.positions import Path, leaves
+from retrain.config.presets import Preset, apply_task_settings
 from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
@@ -85,13 +85,13 @@ def validate(document: Document) -> LoadedConfig:
     config, binder, resolved = _check_schema(document)
     _check_rules(document, binder, config, resolved)
     sets = _eval_sets(document, config)
-    found = {one.at: document.at(one.at, one.problem, one.fix) for one in unread_keys(config, resolved)}
-    unread = {  # without the keys that a preset sets: a built-in one, or a file of the user
-        path: one
-        for path, one in found.items()
-        if not (preset and (one.file == preset.file or ((at := document.places.get(path)) and at.preset)))
-        and all(path in other.unread for other in sets.values())
+    unread = {
+        finding.at: document.at(finding.at, finding.problem, finding.fix) for finding in unread_keys(config, resolved)
     }
+    if preset is not None:
+        preset.unread.extend(path for path in unread if _from_preset(path, document, preset))
+        unread = {path: problem for path, problem in unread.items() if path not in preset.unread}
+    unread = {path: problem for path, problem in unread.items() if all(path in other.unread for other in sets.values())}
     warnings = [*document.warnings, *(warning for one in sets.values() for warning in one.warnings)]
     return LoadedConfig(
         document.file,
@@ -105,6 +105,12 @@ def validate(document: Document) -> LoadedConfig:
         unread,
         sets,
     )
+
+
+def _from_preset(path: Path, document: Document, preset: Preset) -> bool:
+    """Return True if the preset sets a key: a built-in one, or a file of the user."""
+    place = document.places.get(path)
+    return place is not None and (place.preset != "" or place.file == preset.file)
 
 
 def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import tomli
 
@@ -20,6 +22,15 @@ _STRINGS = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (r'"""(?:\\.|(?!""").)*"{3,5}', r"'''(?:(?!''').)*'{3,5}", r'"(?:\\.|[^"\\])*"', r"'[^']*'")
 )
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield every value in `value` that is not a table, with its path, which begins with `path`."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from leaves(inner, (*path, key))
 
 
 def positions(text: str) -> dict[Path, tuple[int, int]]:

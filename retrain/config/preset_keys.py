@@ -11,85 +11,112 @@ from typing import Any
 
 from retrain import registry
 from retrain.algorithms.transforms.token_stages import transform_chain
-from retrain.config.document import Document, flat, fork, merge, read, show
-from retrain.config.positions import Path
-from retrain.config.presets import FOLDER, Preset, leaves, preset_names, put, set_already
+from retrain.config.document import PRESET_KEY, Document, flat, fork, merge, overlap, read, show
+from retrain.config.positions import Path, leaves
+from retrain.config.presets import FOLDER, Preset, preset_names, put, set_already
 from retrain.config.sections.heldout import EvalSet
-from retrain.errors import ConfigProblem
 from retrain.registry.built_in import BUILT_IN
 from retrain.system.files import expanded
 
-_MODE: Path = ("algorithm", "algorithm_mode")
+
+def _named(document: Document) -> Any:
+    """Return the value of the key that may name a preset."""
+    algorithm = document.data.get("algorithm")
+    return algorithm.get("algorithm_mode") if isinstance(algorithm, dict) else None
+
+
+def names_file(document: Document) -> bool:
+    """Return True if the document names a preset of the user, which is a file."""
+    name = _named(document)
+    return isinstance(name, str) and name.endswith(".toml")
 
 
 def apply_preset(document: Document) -> Preset | None:
-    """Add the keys of the preset that `document` names and does not set itself; return None without a preset.
+    """Expand the preset that `document` names, between the layers below the one that names it and that one.
 
-    Tables are merged key by key. A list, such as `[[loss]]`, is taken as a whole from the document, else from the
-    preset. A preset file of the user is expanded, so that the document no longer refers to it.
+    Tables are merged key by key. A list, such as `[[loss]]`, is taken as a whole from one of the two. A preset file of
+    the user is expanded, so that the document no longer refers to it. Returns None without a preset.
     """
-    algorithm = document.data.get("algorithm")
-    name = algorithm.get("algorithm_mode") if isinstance(algorithm, dict) else None
-    own = isinstance(name, str) and name.endswith(".toml")
-    if not own and name not in preset_names():
+    name = _named(document)
+    is_users = names_file(document)
+    if not is_users and name not in preset_names():
         return None
-    file = _own_file(document, str(name)) if own else FOLDER / f"{name}.toml"
-    if own:
+    file = _users_file(document, str(name)) if is_users else FOLDER / f"{name}.toml"
+    if is_users:
         del document.data["algorithm"]["algorithm_mode"]
     if file is None:
         return None
     source = read(file)
     document.problems += source.problems
-    preset = _fill_in(document, source, str(name))
-    if own:
+    layered = bool(document.lower)
+    preset = _expand(document, source, str(name))
+    if is_users or layered:  # one file without layers, in which the preset replaces nothing
         document.text = flat(document.file, document.data)
     return preset
 
 
-def _fill_in(document: Document, source: Document, name: str) -> Preset:
-    """Add the keys of a preset that the document does not set."""
-    keys: dict[str, Any] = {}
-    overridden: dict[str, str] = {}
-    replaced: list[ConfigProblem] = []
+def _expand(document: Document, source: Document, name: str) -> Preset:
+    """Set the keys of a preset that the layer that names it, and those above, do not set."""
+    preset = Preset(name, source.file)
+    lower = document.lower
     for path, value in _each_entry(leaves(source.data), document.data):
-        if path == _MODE:
+        if path == PRESET_KEY:
             document.problems.append(source.at(path, "a preset must not name a preset", "use extends in this file"))
             continue
-        keys[show(path)] = value
-        if around := set_already(document.data, path):
-            place = document.at(around, *_replaces(name, path, value))
-            overridden[show(path)] = f"{place.file}:{place.line}" if place.line else place.file
-            own: Any = document.data
-            for part in path if around == path else ():
-                own = own[part]
-            if place.line and (around != path or (own != value and _targets(path, own) != _targets(path, value))):
-                replaced.append(place)
+        preset.keys[show(path)] = value
+        set_at = set_already(document.data, path)
+        if set_at == path and any(overlap(path, key_path) for key_path in lower):
+            preset.outranked[path] = document.at(path, *_replaces(name, path, value))
+            document.forget(path)
+            set_at = ()
+        if set_at:
+            _keep(document, preset, path, set_at)
         else:
             put(document.data, path, value)
-            below = {at: one for at, one in source.places.items() if at[: len(path)] == path or at == path[: len(at)]}
-            if (named := document.places.get(_MODE)) is not None and name in preset_names():
-                below = {at: replace(named, typed=one.typed, preset=name) for at, one in below.items()}
-            document.places = below | document.places
-    return Preset(name, source.file, keys, overridden, tuple(replaced))
+            _place(document, source, name, path)
+    document.lower = set()
+    return preset
+
+
+def _keep(document: Document, preset: Preset, path: Path, set_at: Path) -> None:
+    """Note that the document sets a key of the preset; warn if a line of a file sets it to another value."""
+    value = preset.keys[show(path)]
+    place = document.at(set_at, *_replaces(preset.name, path, value))
+    preset.overridden[show(path)] = f"{place.file}:{place.line}" if place.line else place.file
+    written: Any = document.data
+    for part in path if set_at == path else ():
+        written = written[part]
+    changed = set_at != path or (written != value and _targets(path, written) != _targets(path, value))
+    if place.line and changed:
+        preset.replaced.append(place)
+
+
+def _place(document: Document, source: Document, name: str, path: Path) -> None:
+    """Take the places of a key of the preset; the place of a built-in one is the key that names it."""
+    places = {key_path: place for key_path, place in source.places.items() if overlap(key_path, path)}
+    naming = document.places.get(PRESET_KEY)
+    if naming is not None and name in preset_names():
+        places = {at: replace(naming, typed=place.typed, preset=name) for at, place in places.items()}
+    document.places = places | document.places
 
 
 def _targets(path: Path, value: Any) -> list[Any]:
     """Return the value of a key as a list; two names of the same built-in component, as "token-mean", become equal."""
-    kind = next((one.name for one in registry.KINDS.values() if one.key == path), None)
+    kind = next((kind.name for kind in registry.KINDS.values() if kind.key == path), None)
     if kind is None:
         return [value]
-    given: list[Any] = [*value] if isinstance(value, list) else [value]
+    names: list[Any] = [*value] if isinstance(value, list) else [value]
     if kind == "transform" and isinstance(value, str):
-        given = [*transform_chain(value)]
-    return [BUILT_IN.get(kind, {}).get(one, one) if isinstance(one, str) else one for one in given]
+        names = [*transform_chain(value)]
+    return [BUILT_IN.get(kind, {}).get(name, name) if isinstance(name, str) else name for name in names]
 
 
-def _each_entry(found: Iterator[tuple[Path, Any]], data: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+def _each_entry(preset_keys: Iterator[tuple[Path, Any]], data: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
     """Yield the keys of a preset. A key of a table that `data` lists several times is yielded for every entry.
 
     An example is `[expert] ratio` of a preset in a configuration with several `[[expert]]`.
     """
-    for path, value in found:
+    for path, value in preset_keys:
         table, *rest = path
         several = data.get(str(table)) if rest else None
         if isinstance(several, list) and all(isinstance(entry, dict) for entry in several):
@@ -98,13 +125,13 @@ def _each_entry(found: Iterator[tuple[Path, Any]], data: Mapping[str, Any]) -> I
             yield path, value
 
 
-def _own_file(document: Document, name: str) -> FilePath | None:
+def _users_file(document: Document, name: str) -> FilePath | None:
     """Return the path of the user's preset, relative to the file that names it; None after recording an error."""
-    place = document.places.get(_MODE)
+    place = document.places.get(PRESET_KEY)
     file = (FilePath(place.file).parent if place and place.line else FilePath()) / expanded(name)
     if isfile(file):
         return file
-    document.refuse(_MODE, f'there is no file "{file}"', "give the path of a TOML file, relative to this one")
+    document.refuse(PRESET_KEY, f'there is no file "{file}"', "give the path of a TOML file, relative to this one")
     return None
 
 
@@ -126,16 +153,17 @@ _ALL_HELD_OUT = {"heldout_fraction": 1.0, "heldout_path": None, "heldout_split":
 
 def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
     """Return the run's configuration with the changes of entry `index` of `[[eval.sets]]`."""
-    found, at = fork(document), ("eval", "sets", index)
-    del found.data["eval"]["sets"]
+    at = ("eval", "sets", index)
+    evaluated = fork(document)
+    del evaluated.data["eval"]["sets"]
     for table, key in (("checkpoint", "best"), ("training", "stop_when")):  # their metric may be one of another set
-        found.data.get(table, {}).pop(key, None)
+        evaluated.data.get(table, {}).pop(key, None)
     if entry.task is not None:
-        found.data.pop("tasks", None)
-        found.data["task"] = {}
+        evaluated.data.pop("tasks", None)
+        evaluated.data["task"] = {}
         if registry.is_registered("task", entry.task):  # every row of an evaluation file is held out
-            found.data["task"]["params"] = registry.find("task", entry.task).takes(_ALL_HELD_OUT)
+            evaluated.data["task"]["params"] = registry.find("task", entry.task).takes(_ALL_HELD_OUT)
     changes = entry.model_dump(mode="json", exclude_defaults=True) | {"problems": entry.problems}
     for key in [key for key in changes if key != "name"]:
-        merge(found, _PATHS.get(key, ("eval", key)), changes[key], document, (*at, key))
-    return found
+        merge(evaluated, _PATHS.get(key, ("eval", key)), changes[key], document, (*at, key))
+    return evaluated

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
 
 from retrain import registry
 from retrain.config.document import Document
-from retrain.config.positions import Path
+from retrain.config.positions import Path, leaves
 from retrain.errors import ConfigProblem
 
 FOLDER = FilePath(__file__).parents[1] / "presets"
@@ -24,15 +23,19 @@ class Preset:
     Attributes:
         name, file: name and path of the preset.
         keys: every key of the preset -> its value in the preset.
-        overridden: keys that the configuration sets itself -> `FILE:LINE`.
+        overridden: keys that the layer that names the preset, or one above, sets itself -> `FILE:LINE`.
+        outranked: keys of layers below that the preset replaces -> where they are set.
         replaced: warnings about keys that a file sets to another value.
+        unread: keys of the preset that nothing in the run reads.
     """
 
     name: str
     file: str
-    keys: Mapping[str, Any]
-    overridden: Mapping[str, str]
-    replaced: tuple[ConfigProblem, ...]
+    keys: dict[str, Any] = field(default_factory=dict[str, Any])
+    overridden: dict[str, str] = field(default_factory=dict[str, str])
+    outranked: dict[Path, ConfigProblem] = field(default_factory=dict[Path, ConfigProblem])
+    replaced: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
+    unread: list[Path] = field(default_factory=list[Path])
 
 
 @cache
@@ -55,15 +58,6 @@ def apply_task_settings(document: Document) -> None:
     for path, value in leaves(registry.task.traits_of(registry.find("task", name)).settings):
         if not set_already(document.data, path):
             put(document.data, path, copy.deepcopy(value))
-
-
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every value in `value` that is not a table, with its path, which begins with `path`."""
-    if not isinstance(value, Mapping):
-        yield path, value
-        return
-    for key, inner in value.items():
-        yield from leaves(inner, (*path, key))
 
 
 def set_already(data: Any, path: Path) -> Path:

@@ -216,6 +216,15 @@ class Resolved:
             for kind, bound in self.bound.items()
         }
 
+    def method(self) -> str:
+        """Name advantage, transforms and the loss terms with a weight, as `grpo, gtpo > sepa, loss ppo_clip`."""
+        algorithm = self.optional("algorithm")
+        credit = [algorithm.name] if algorithm else [self.one("advantage").name]
+        if self._chain:
+            credit.append(" > ".join(transform.name for transform in self._chain))
+        terms = [term.name for term in self.all("loss") if term.params["weight"] != 0]
+        return f"{', '.join(credit)}, loss {' + '.join(terms)}"
+
     def named(self, kind: str, name: str) -> Bound | None:
         """Return a registered component with the parameters of its table; None if the name is not registered."""
         if name not in registry.names(kind):

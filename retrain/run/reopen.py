@@ -175,7 +175,7 @@ def stored(run: Path, overrides: Sequence[str], final: bool, *, trust: bool = Fa
         data = with_current_keys(data)
         data["logging"] = data.get("logging", {}) | {"trackers": []}
     document = Document(str(file), data=data)
-    chosen = [path for path in map(document.override, overrides) if path]
+    chosen = [path for path in document.override_all(overrides) if path]
     if trust:
         return validate(document)
     _refuse(document.file, in_sections(document), chosen)

@@ -24,8 +24,7 @@ class Parameters:
 
     def __init__(self, overrides: Sequence[str] = ()) -> None:
         self._document = Document("--set")
-        for override in overrides:
-            self._document.override(override)
+        self._document.override_all(overrides)
         self._stop()
         self._readers: dict[str, list[Component]] = {}
 

@@ -68,6 +68,8 @@ def test_counts_runs_and_steps_without_running_anything(loaded, tmp_path):
         "algorithm.transform_mode": "gtpo",
     }
     text = render(facts)
+    assert facts["trains"]["maxrl+gtpo"] == "maxrl, gtpo, loss ppo_clip"
+    assert "-> maxrl, gtpo, loss ppo_clip" in text
     assert "5 conditions x 8 seeds" in text
     assert "(baseline)" in text
     assert not (tmp_path / "runs").exists()

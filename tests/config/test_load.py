@@ -82,17 +82,11 @@ WARNINGS = [
     ('[algorithm]\ntransform_mode = ["surprisal_mask"]', "transform_mode", "changes nothing with rho = 0"),
     ("[training]\ngroup_size = 1", "group_size", "has no baseline"),
     ('[algorithm]\nadvantage_mode = "grpo_lp"\n[training]\nmax_tokens = 2000', "gamma", "scores below a wrong one"),
-    (
-        '[algorithm]\nadvantage_mode = "maxrl"\nalgorithm_mode = "file_of_an_algorithm.fn"',
-        "advantage_mode",
-        "algorithm_mode replaces it",
-    ),
 ]
 
 
 @pytest.mark.parametrize(("text", "key", "says"), WARNINGS, ids=[row[1] for row in WARNINGS])
-def test_an_oddity_is_a_warning(loaded, tmp_path, text, key, says):
-    (tmp_path / "file_of_an_algorithm.py").write_text("def fn(ctx):\n    return None\n")
+def test_an_oddity_is_a_warning(loaded, text, key, says):
     (warning,) = loaded(text).warnings
     assert key in warning.key
     assert says in warning.problem
@@ -241,7 +235,7 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_once(loaded):
     assert names("", exact=False) == ([], ["tis"])
     named = "[algorithm]\ntransform_mode = ['gtpo', 'mis']"
     assert names(named, exact=False) == names(named, exact=True) == (["gtpo"], ["mis"])
-    whole = "[algorithm]\nalgorithm_mode = 'plugins.my_algorithm.my_algorithm'\ntransform_mode = ['tis', 'gtpo']"
+    whole = "[algorithm]\nalgorithm_mode = 'plugins.my_algorithm.my_algorithm'"
     assert names(whole, exact=True) == ([], []), "an algorithm stands in place of the chain"
     assert names(whole, exact=False) == ([], ["tis"])
     within = "[algorithm]\ntransform_mode = ['tis', 'gtpo']"

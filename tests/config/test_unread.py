@@ -36,8 +36,8 @@ UNREAD: list[tuple[str, str, str, str, str]] = [
      '[algorithm]\ntransform_mode = ["unread_code.scaled", "unread_code.shifted"]\ntransform_params = {slide = 1.0}',
      "3:21", "[algorithm.transform_params] slide", "unread_code.scaled and unread_code.shifted do not take it"),
     ("params of an advantage that an algorithm replaces",
-     '[algorithm]\nadvantage_mode = "unread_code.by_params"\nadvantage_params = {scale = 2.0}\n'
-     'algorithm_mode = "unread_code.context"', "3:21", "[algorithm.advantage_params] scale", "only a dotted path"),
+     '[algorithm]\nadvantage_params = {scale = 2.0}\n'
+     'algorithm_mode = "unread_code.context"', "2:21", "[algorithm.advantage_params] scale", "only a dotted path"),
     ("the other HICRA's key", '[algorithm]\ntransform_mode = "hicra"\n[hicra]\nalpha = 0.3\nuse_planning_tokens = true',
      "5:1", "[hicra] use_planning_tokens", f'{NOTHING}; transform "hicra" always amplifies planning tokens'),
     ("an advantage that is not named", "[dca]\nbeta = 0.3", "2:1", "[dca] beta", 'or "dca_rloo", or remove'),

@@ -11,9 +11,8 @@ from math import prod
 from typing import Any
 
 from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
-from retrain.config.document import Document, fork, merge
-from retrain.config.positions import Path
-from retrain.config.presets import leaves
+from retrain.config.document import Document, fork, merge, overlay
+from retrain.config.positions import Path, leaves
 from retrain.config.schema import Algorithm
 
 _STANDARD = [
@@ -104,8 +103,8 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
         name = entry.label or _label(_flat(own))
         for point in product(*axes):
             document = fork(base)
-            for path, value, place in (*own, *point):
-                merge(document, path, value, source, place)
+            overlay(document, own, source)
+            overlay(document, point, source)
             suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
             against = entry.against and entry.against + suffix
             found.append(

@@ -13,7 +13,7 @@ from typing import Any
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.plan.plan_file import PLAN, Declared, Plan, jobs, read_plan
-from retrain.config.presets import leaves
+from retrain.config.positions import leaves
 from retrain.config.resolve import LoadedConfig
 
 _ROLES = ("baseline", "primary")

@@ -19,10 +19,11 @@ from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs
 from retrain.campaign.plan.is_campaign import SECTION, is_campaign
 from retrain.config.binder import Binder
 from retrain.config.data_checks import check_data
-from retrain.config.document import Document, canonical, fork, merge, read
+from retrain.config.document import PRESET_KEY, Document, canonical, fork, merge, overlay, read, show
 from retrain.config.load import validate
 from retrain.config.mistakes import catalog, collect
 from retrain.config.positions import Path as Key
+from retrain.config.preset_keys import apply_preset, names_file
 from retrain.config.resolve import LoadedConfig, Slot
 from retrain.config.rules.unread_keys import judged
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
@@ -127,11 +128,12 @@ class LoadedCampaign:
             data["logging"]["observe"] = sorted({*data["logging"].get("observe", ()), *self.observed})
         shared = {registry.find("signal", name).table for name in self.observed}
         config = next(config for other, config in zip(self.conditions, self.configs, strict=True) if other is condition)
-        for *around, key in (path for path in config.unread if path[0] not in shared):
+        unread = [*config.unread, *(config.preset.unread if config.preset else ())]
+        for *around, key in (path for path in unread if path[0] not in shared):
             table: Any = data
             for part in around:
-                table = table[part]
-            del table[key]
+                table = table.get(part, {}) if isinstance(part, str) else table[part]
+            table.pop(key, None)  # the keys of a preset that is not expanded here are in no table
         return data
 
     def cell_toml(self, condition: Condition, seed: int) -> str:
@@ -161,13 +163,16 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
     refused = {text: problem for text in overrides if (problem := _refusal(text, found))}
     problems, notes, configs = [*source.problems, *refused.values()], list[str](), list[LoadedConfig]()
     for condition in found:
-        for text in overrides:
-            if text not in own and text not in refused:
-                condition.document.override(text)
+        condition.document.override_all(text for text in overrides if text not in own and text not in refused)
         document = fork(condition.document)
         document.data = _with_seed(condition, "campaign", settings.seed_list[0], None)
         try:
-            configs.append(validate(document))
+            config = validate(document)
+            problems += _outranked(condition, config, source)
+            configs.append(config)
+            # A run reads one file, in which a preset replaces nothing, and from another directory.
+            if condition.document.lower or names_file(condition.document):
+                apply_preset(condition.document)
         except ConfigError as error:
             problems += error.problems
             notes += getattr(error, "__notes__", ())
@@ -214,9 +219,8 @@ def _base(settings: Campaign, source: Document) -> Document:
         source.refuse((SECTION, "base"), f"{path} is a campaign", "give the file of a run")
         del base.data[SECTION]  # otherwise every condition would repeat the error
     tables = {component.table for component in registry.components("executor")}
-    for name, value in source.data.items():
-        if name != SECTION and name not in tables:
-            merge(base, (name,), value, source, (name,))
+    run = {name: value for name, value in source.data.items() if name != SECTION and name not in tables}
+    overlay(base, [((name,), value, (name,)) for name, value in run.items()], source)
     training = base.data.get("training")
     written = training.get("max_steps", 0) if isinstance(training, dict) else 0
     if settings.max_steps is not None and type(written) is int and written >= 0:  # validation reports an invalid value
@@ -333,13 +337,29 @@ def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[Key, ConfigProblem]]:
     ]
 
 
+def _outranked(condition: Condition, config: LoadedConfig, source: Document) -> list[ConfigProblem]:
+    """Return an error for each change of a condition that a preset of a higher layer replaces: its label would lie."""
+    if config.preset is None:
+        return []
+    preset, named_at = config.preset.name, config.places.get(PRESET_KEY)
+    by = f"{named_at.file}:{named_at.line}" if named_at and named_at.line else "--set"
+    replaced = [
+        show(path)
+        for path in config.preset.outranked
+        if any(within(canonical(key), ".".join(map(str, path))) for key in condition.overrides)
+    ]
+    text = f'preset "{preset}" ({by}) replaces {{}} of {condition.label!r}'
+    return [source.at(condition.at, text.format(key), "set one of the two") for key in replaced]
+
+
 def _duplicates(found: Sequence[Condition], configs: Sequence[LoadedConfig], source: Document) -> list[ConfigProblem]:
     """Return an error for each condition whose runs would equal those of an earlier condition."""
     problems: list[ConfigProblem] = []
     seen: dict[str, str] = {}
     for condition, config in zip(found, configs, strict=True):
         facts = config.resolved()
-        for free in ("logging", *tracker_tables()):
+        # What [algorithm] names is among the components, under the name that the file happens to use.
+        for free in ("logging", "algorithm", *tracker_tables()):
             facts.pop(free, None)
         facts["components"].pop("tracker", None)
         first = seen.setdefault(json.dumps(facts, sort_keys=True), condition.label)

@@ -23,7 +23,7 @@ from retrain.campaign.plan.declaration import declare
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
 from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_outcome, read_plan
 from retrain.config.document import show
-from retrain.config.presets import leaves
+from retrain.config.positions import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.storage.run_files import understood
 from retrain.system.files import remove, write_text, writing

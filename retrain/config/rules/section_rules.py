@@ -213,11 +213,11 @@ def unmeasured(config: Config, sets: Mapping[str, Eval]) -> Iterator[Finding]:
 
 
 def replaced(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about `advantage_mode` or `transform_mode` in the file if `algorithm_mode` replaces them."""
+    """Refuse `advantage_mode` or `transform_mode` beside an `algorithm_mode` that replaces them."""
     if config.algorithm.algorithm_mode and resolved.optional("algorithm"):
         for path in (("algorithm", "advantage_mode"), ("algorithm", "transform_mode")):
             if path in resolved.written:
-                yield Finding(path, "algorithm_mode replaces it", "remove one of the two", fatal=False)
+                yield Finding(path, "algorithm_mode replaces it", "remove one of the two")
 
 
 def search_paths(config: Config) -> Iterator[Finding]:
