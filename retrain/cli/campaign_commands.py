@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from retrain.cli.arguments import File, Json, Overrides, warn
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Preempted, RetrainError
 from retrain.system.files import writing
 from retrain.system.terminal import say, shown
 
@@ -58,7 +61,8 @@ def campaign(  # noqa: PLR0913 - one per option
 
 def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
     """Run a campaign, write its report and print the verdict. Exit with code 1 if a run has no result."""
-    report, failed = reported(loaded, fresh, retry_failed, plain)
+    with continuation(loaded.directory):
+        report, failed = reported(loaded, fresh, retry_failed, plain)
     say_verdict(f"{report.text}\n\nCurves and tables: {report.files[0]}")
     if failed:
         raise typer.Exit(1)
@@ -75,6 +79,22 @@ def reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: boo
     return write_report(directory.path), failed(directory)
 
 
+@contextmanager
+def continuation(path: Path) -> Generator[None]:
+    """Add to a stop by a signal inside the block how many runs are done, and the command that continues."""
+    try:
+        yield
+    except (KeyboardInterrupt, Preempted) as stopped:
+        from retrain.campaign.work.progress import Progress
+
+        with suppress(RetrainError):  # a signal before the plan was written
+            facts = Progress(path).facts()
+            # --fresh would delete what is done.
+            command = shlex.join(["retrain", *(word for word in sys.argv[1:] if word != "--fresh")])
+            stopped.add_note(f"{facts['done']} of {facts['total']} runs are done; continue with: {command}")
+        raise
+
+
 def worker(
     directory: Annotated[Path, typer.Argument(help="A campaign, runs/NAME, on a disk that all workers see.")],
     slots: Annotated[int | None, typer.Option(min=1, help="Concurrent runs; unset: the campaign's slots.")] = None,
@@ -86,7 +106,8 @@ def worker(
 ) -> None:
     """Join a campaign: execute its runs, including those of dead workers, until all are done.
 
-    Exit codes: 0 all runs are done, 1 some failed, 75 stopped by SIGTERM, 130 by Ctrl-C.
+    Exit codes: 0 all runs are done, 1 some failed, 6 the campaign cannot be written, 75 stopped by SIGTERM,
+    130 by Ctrl-C.
     """
     from retrain.campaign.driver import failed
     from retrain.campaign.work.campaign_directory import CampaignDirectory
@@ -94,7 +115,7 @@ def worker(
     from retrain.cli.campaign_display import matrix
 
     campaign = CampaignDirectory(directory)
-    with matrix(plain=plain) as observe:
+    with continuation(directory), matrix(plain=plain) as observe:
         observe("campaign", {"path": directory})
         places = machine_slots(slots or campaign.plan.slots, campaign.plan.ranks, gpus)
         working = Worker(campaign, campaign.pending(), places, observe, limit)

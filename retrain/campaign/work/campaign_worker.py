@@ -114,7 +114,7 @@ class Worker:
             finally:
                 for running in self._running:
                     end(running.process)
-            signals.end(f"stopped with {len(self._left)} runs left; run the same command to resume")
+            signals.end("stopped; the runs have saved")
 
     def _give_up(self, signals: StopSignals) -> None:
         """Let the runs save and end, and release the leases that can still be written."""

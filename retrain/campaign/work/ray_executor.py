@@ -81,7 +81,7 @@ class RayCluster:
             tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._threads), observe)
             with StopSignals() as signals:
                 tasks.run(jobs, signals)
-                signals.end("stopped; run the same command to resume")
+                signals.end("stopped; the runs have saved")
         finally:
             ray.shutdown()
 

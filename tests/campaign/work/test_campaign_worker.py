@@ -96,18 +96,20 @@ def weights(run):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_stopped_campaign_leaves_no_process_and_the_same_command_goes_on(tmp_path, number, code):
-    write(tmp_path, {"a": ["hang", 0], "b": [0]}, slots=1)
-    process = start(tmp_path, "campaign", "sweep.toml", "--plain", program=installed)
-    until(lambda: ran(tmp_path), process)
+    write(tmp_path, {"first": [0], "a": ["hang", 0], "b": [0]}, slots=1)
+    process = start(tmp_path, "campaign", "sweep.toml", "--fresh", "--plain", program=installed)
+    until(lambda: len(ran(tmp_path)) == 2, process)
     below = descendants(process.pid)
     assert any(os.getsid(pid) == pid for pid in below), "the run"
     process.send_signal(number)
     assert ends(process) == code, process.stdout.read()
+    printed = process.stdout.read()
+    assert "1 of 3 runs are done; continue with: retrain campaign sweep.toml --plain\n" in printed, printed
     until(lambda: not any(map(alive, below)))
-    assert outcomes(tmp_path) == {}
+    assert list(outcomes(tmp_path)) == ["first/s0"]
     result = retrain(tmp_path, "campaign", "sweep.toml", "--plain")
     assert result.returncode == 0, result.stderr
-    assert ran(tmp_path) == ["a/s0", "a/s0", "b/s0"]
+    assert ran(tmp_path) == ["first/s0", "a/s0", "a/s0", "b/s0"]
     assert outcomes(tmp_path)["a/s0"]["attempts"] == 2
 
 

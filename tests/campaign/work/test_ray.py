@@ -43,7 +43,7 @@ def test_a_cancelled_task_lets_its_run_save(campaign, tmp_path):
     code, said = work(str(tmp_path), str(path), "a/s0", 1)
     watch.join()
     assert code == 75, said
-    assert "stopped with 1 runs left" in said
+    assert "stopped; the runs have saved" in said
     assert work(str(tmp_path), str(path), "a/s0", 1) == (0, "")
     assert outcomes(tmp_path)["a/s0"]["attempts"] == 2
 
