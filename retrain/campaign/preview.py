@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import resource
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from retrain.errors import RetrainError
 from retrain.report.page import duration, plural
 from retrain.storage.run_files import read_rows
 from retrain.system.masking import masked
-from retrain.system.process import Process
+from retrain.system.process import Process, scratch_folder
 
 _PROBE_STEPS = 2
 
@@ -247,11 +246,11 @@ def _probe(
         (estimated seconds of a complete run and of its phases, accuracy after two steps, sizes on disk).
     """
     fresh_process = slot is None
-    with tempfile.TemporaryDirectory(prefix="retrain-probe-") as name:
-        run = Path(name) / "probe"
+    with scratch_folder("retrain-probe-") as folder:
+        run = folder / "probe"
         run.mkdir()
         document.setdefault("training", {})["max_steps"] = _PROBE_STEPS
-        document.setdefault("logging", {}).update(dir=name, name=run.name, trackers=[])
+        document.setdefault("logging", {}).update(dir=str(folder), name=run.name, trackers=[])
         (run / "config.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
         # The warm start stays in the cache, so the run or the campaign does not compute it again.
         warm = _timed(run, lambda: warm_start(run, run / "log.txt", {}, fresh_process)) if config.warmup.steps else 0.0

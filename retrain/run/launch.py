@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from socket import gethostname
-from tempfile import TemporaryDirectory
 
 from retrain.errors import EngineError, Preempted
-from retrain.system.process import SignalHandler, start
+from retrain.system.process import SignalHandler, scratch_folder, start
 from retrain.system.terminal import say
 from retrain.training.distributed.ranks import RENDEZVOUS
 
@@ -80,9 +79,9 @@ class Launcher(SignalHandler):
         It is 0 if all ranks return 0, 75 if they were stopped, 130 after Ctrl-C, and otherwise the
         code of the rank that failed first.
         """
-        with TemporaryDirectory(prefix="retrain-ranks-") as folder, self:
+        with scratch_folder("retrain-ranks-") as folder, self:
             try:
-                self._start(Path(folder))
+                self._start(folder)
                 self._wait()
             except KeyboardInterrupt:  # the terminal sends SIGINT to the ranks as well
                 self._wait_until(time.monotonic() + _GRACE_S)
@@ -91,7 +90,7 @@ class Launcher(SignalHandler):
                 for rank in self._ranks:
                     rank.kill()
                     rank.wait()
-            return self._outcome(Path(folder))
+            return self._outcome(folder)
 
     def receive(self, number: int) -> None:
         self._stopped = True
@@ -143,8 +142,10 @@ class Launcher(SignalHandler):
             return Preempted.exit_code
         number, code = next(iter(failures.items()))
         if number and code != failures.get(0):
-            text = (folder / str(number)).read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
-            say(f"rank {number} failed first:\n{text}", error=True)
+            output = (folder / str(number)).read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
+            cause = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            said = f"its output ends:\n{output}" if output else "it printed nothing"
+            say(f"rank {number} failed first ({cause}); {said}", error=True)
         if code > 0:
             return code
         name = signal.Signals(-code).name

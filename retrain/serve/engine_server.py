@@ -20,6 +20,7 @@ from retrain.errors import EngineError
 from retrain.system.http_client import address, key_from
 from retrain.system.lock import exclusive
 from retrain.system.model_paths import RANDOM_MODEL, model_location
+from retrain.system.process import scratch_folder
 
 _PORT = 8000
 """Default port."""
@@ -61,7 +62,7 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
     if key := key_from(table.get("api_key_env", "")):
         variables["VLLM_API_KEY"] = key  # an option would be visible in `ps`
     ports = [port] if port else urls or [_PORT]
-    with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder, free_port(ports, host) as port:
+    with scratch_folder("retrain-serve-") as folder, free_port(ports, host) as port:
         more = {
             "revision": config.model.revision,
             "trust_remote_code": config.model.trust_remote_code,
@@ -69,9 +70,7 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
             "port": port,
             **options,
         }
-        arguments = command(
-            {**bound.params, "dtype": dtype}, _model(loaded, Path(folder)), config.training.seed, cpu, more
-        )
+        arguments = command({**bound.params, "dtype": dtype}, _model(loaded, folder), config.training.seed, cpu, more)
         run_server(arguments, address(host, port), cpu, ready, variables)
 
 

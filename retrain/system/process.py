@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +25,9 @@ _WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }
 
 The kernel ends a command with its parent, but not the children of the command. The command may have been killed too, so
 that it cannot end them itself."""
+_CLEANER = 'read _ || { rm -rf -- "$0"; sleep 5; rm -rf -- "$0"; }'
+"""Shell program that deletes a folder when its standard input is closed, unless it reads a line first; once more after
+processes that were using the folder have had time to end."""
 _RESEND_S = 0.05
 """Delay in seconds before a signal is sent again. If the finalizer still runs then, the signal is sent once more."""
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -200,6 +204,22 @@ def process_group(
     finally:
         end(process, grace_s)
         watcher.communicate(b"\n")
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Generator[Path]:
+    """Yield a new temporary folder, which is deleted when the block ends or this process is killed.
+
+    Args:
+        prefix: beginning of the folder's name.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        cleaner = start(["/bin/sh", "-c", _CLEANER, folder], follow=None, stdin=subprocess.PIPE, **quiet)
+        try:
+            yield Path(folder)
+        finally:
+            cleaner.communicate(b"\n")
 
 
 class Process(Protocol):

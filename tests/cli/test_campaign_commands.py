@@ -144,11 +144,15 @@ def test_a_dry_run_prints_the_matrix_and_writes_nothing(folder, cli):
     assert not (folder / "runs").exists()
 
 
-def test_a_slurm_script_has_a_task_per_run(folder, cli):
-    (folder / "sweep.toml").write_text("[campaign]\nseeds = 3\nslots = 4\n" + TOML)
+@pytest.mark.parametrize(
+    ("seeds", "array", "limit"), [(3, "0-14%4", 1), (200, "0-999%4", 1), (201, "0-502%4", 2), (300, "0-749%4", 2)]
+)
+def test_a_slurm_script_has_a_task_per_run_within_the_limit_of_arrays(folder, cli, seeds, array, limit):
+    (folder / "sweep.toml").write_text(f"[campaign]\nseeds = {seeds}\nslots = 4\n" + TOML)
     script = cli("campaign", "sweep.toml", "--slurm").stdout
-    assert "#SBATCH --array=0-14%4" in script
-    assert f"-m retrain worker {folder}/runs/sweep --slots 1 --limit 1" in script
+    assert f"#SBATCH --array={array}\n" in script
+    assert f"-m retrain worker {folder}/runs/sweep --slots 1 --limit {limit} " in script
+    assert (f"the next free run, {limit} in turn, because" in script) is (limit > 1)
     import subprocess
 
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

@@ -4,6 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from retrain.system.process import SignalHandler, end, follower
 from tests.waiting import alive, until
@@ -21,6 +24,22 @@ def test_a_child_ends_with_its_parent():
     parent.kill()
     parent.communicate()
     until(lambda: not alive(child))
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_scratch_folder_is_deleted_also_when_its_process_is_killed(killed):
+    script = (
+        "import sys; from retrain.system.process import scratch_folder\n"
+        "with scratch_folder('retrain-test-') as folder:\n"
+        "    (folder / 'file').write_text('1'); print(folder, flush=True); sys.stdin.read()\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    folder = Path(owner.stdout.readline().strip())
+    assert (folder / "file").exists()
+    if killed:
+        owner.kill()
+    owner.communicate()
+    until(lambda: not folder.exists())
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once():

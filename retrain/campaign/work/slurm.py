@@ -1,7 +1,8 @@
-"""SLURM job array of a campaign: each task is a worker that takes one run."""
+"""SLURM job array of a campaign: each task is a worker that takes one run, or some if there are many."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ from retrain.campaign.work.run_process import gpus
 from retrain.run.launch import slurm_job
 
 _ABOUT = """\
-Campaign {name}: one task per run. Each task takes the next free run. A failed node costs the steps since the
+Campaign {name}: {runs} runs. Each task takes the next free run{several}. A failed node costs the steps since the
 # run's last checkpoint. Submit this file again to resume the campaign."""
+_MAX_TASKS = 1000
+"""Largest number of tasks. SLURM refuses a task number beyond its MaxArraySize, which is 1001 by default."""
 
 
 def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
@@ -23,9 +26,13 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
         slots: number of tasks at a time; None: all.
     """
     path, name = shlex.quote(str(Path.cwd() / campaign.path)), campaign.path.resolve().name
+    runs = len(campaign.jobs)
+    each = math.ceil(runs / _MAX_TASKS)
+    tasks = math.ceil(runs / each)
+    several = f", {each} in turn, because SLURM arrays are limited to 1,001 tasks" if each > 1 else ""
     options = {
         "job-name": name,
-        "array": f"0-{len(campaign.jobs) - 1}%{slots or len(campaign.jobs)}",
+        "array": f"0-{tasks - 1}%{slots or tasks}",
         "ntasks": 1,
         "cpus-per-task": 2 * campaign.plan.ranks,
         **({"gres": f"gpu:{campaign.plan.ranks}"} if gpus() else {}),
@@ -33,9 +40,9 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
         "output": f"{path}/slurm-%A_%a.log",
     }
     return slurm_job(
-        _ABOUT.format(name=name),
+        _ABOUT.format(name=name, runs=f"{runs:,}", several=several),
         options,
-        f"{shlex.quote(sys.executable)} -m retrain worker {path} --slots 1 --limit 1 --plain",
+        f"{shlex.quote(sys.executable)} -m retrain worker {path} --slots 1 --limit {each} --plain",
         job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}",
         folder=campaign.plan.folder,
     )
