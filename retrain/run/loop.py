@@ -6,20 +6,20 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from retrain.algorithms.graph.pipeline import EpochCredit
 from retrain.errors import DivergedError, Preempted
 from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks
+from retrain.run.collectors.collector import Collector, PhaseTimer
 from retrain.run.collectors.rollout_metrics import added
-from retrain.run.collectors.rounds import Collection, scored_by_policy
-from retrain.run.collectors.steps import Collector, PhaseTimer
+from retrain.run.collectors.rounds import Collection
+from retrain.run.collectors.steps import StepCollector
 from retrain.run.evaluate import measure
 from retrain.run.parity import parity
 from retrain.run.rescue import saving
@@ -66,7 +66,9 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
         evaluate_and_record(context, start)
     stop.defer(context.request_stop)
     with _collector(context, cursor, saved, stop) as collector:
-        for step in takewhile(lambda _: not context.directory.stopped, range(start, settings.max_steps)):
+        for step in range(start, settings.max_steps):
+            if context.directory.stop_reason:
+                break
             seed_generators(derive_seed(settings.seed, "step", step))
             timer, done = PhaseTimer(), step + 1
             with saving(context.directory, collector, stop, start, step):
@@ -77,16 +79,17 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
                     metrics |= collector.sync(done, timer, batch)
                 finally:
                     record(context, collection, batch, metrics | timer.metrics())
-            if bad := _diverging(context):
-                raise diverged(context, collection, batch, bad)
+            if bad := _nonfinite_models(context):
+                _store_diverged(context, collection, batch)
+                raise _diverged(context, step, bad)
             context.trained.steps = done
-            if due(done, context.config.eval.every, _last(context, done)):
+            if due(done, context.config.eval.every, _agreed_end(context, done)):
                 with saving(context.directory, collector, stop, start, done):
                     evaluate_and_record(context, done, collector)
-            if (stopped := _agreed(context.ranks, stop)) or due(
-                done, context.config.checkpoint.every, _last(context, done)
-            ):
-                _checkpoint(context, collector, done, stopped)
+            end = _agreed_end(context, done)  # again, because the evaluation may have met `stop_when`
+            signal = _agreed_signal(context.ranks, stop)
+            if signal or due(done, context.config.checkpoint.every, end):
+                _checkpoint(context, collector, done, signal if done < end else "")
 
 
 def _collector(context: RunContext, cursor: int, saved: State | None, stop: Stop) -> Collector:
@@ -95,30 +98,33 @@ def _collector(context: RunContext, cursor: int, saved: State | None, stop: Stop
         from retrain.run.collectors.continuous import ContinuousCollector
 
         return ContinuousCollector(context, cursor, saved, stop)
-    return Collector(context, cursor, saved, stop)
+    return StepCollector(context, cursor, saved)
 
 
 def _checkpoint(context: RunContext, collector: Collector, done: int, stopped: str) -> None:
     """Save the state after `done` steps; raise Preempted if a signal `stopped` the run before its last step."""
-    ends = stopped and done < _last(context, done)
-    left = collector.drain() if ends else ""
+    left = collector.drain() if stopped else ""
     context.directory.save_checkpoint(done, collector.state_dict(done))
     if unsaved := context.trained.pipeline.unsaved():
         context.observe("message", {"text": unsaved, "level": "warning"})
-    if ends:
+    if stopped:
         raise Preempted(f"stopped by {stopped} after step {done}; --resume auto continues from there{left}")
 
 
-def _last(context: RunContext, done: int) -> int:
-    """Return the number of the run's last step: `done` if `stop_when` is met, otherwise max_steps."""
-    settings, directory = context.config.training, context.directory
-    if settings.stop_when is not None:  # a metric of time differs between ranks, so rank 0 decides
-        directory.stopped = context.ranks.broadcast(directory.stopped)
-    return done if directory.stopped else settings.max_steps
+def _agreed_end(context: RunContext, done: int) -> int:
+    """Take over rank 0's decision on `stop_when`, and return the number of the run's last step.
+
+    It is `done` if the condition is met, otherwise max_steps. The ranks may see different values of a metric of time.
+    """
+    settings = context.config.training
+    directory = context.directory
+    if settings.stop_when is not None:
+        directory.stop_reason = context.ranks.broadcast(directory.stop_reason)
+    return done if directory.stop_reason else settings.max_steps
 
 
-def _agreed(ranks: Ranks, stop: Stop) -> str:
-    """Return the name of a signal that any rank has received, or "".
+def _agreed_signal(ranks: Ranks, stop: Stop) -> str:
+    """Take over a signal that any rank has received, and return its name, or "".
 
     All ranks agree on it, so they leave the loop after the same step. A signal that arrives later
     counts after the next step.
@@ -129,74 +135,80 @@ def _agreed(ranks: Ranks, stop: Stop) -> str:
     return received
 
 
-def _diverging(context: RunContext) -> list[str]:
-    """Return the models that skipped their last updates, because a loss or gradient was not finite.
+def _nonfinite_models(context: RunContext) -> list[str]:
+    """Return the names of the models that skipped their last three updates, because a loss or gradient was not finite.
 
-    Metrics are not read: those of a plug-in may have any name.
+    We look at `nonfinite` of the models, not at metrics: a plug-in could report update/nonfinite itself.
     """
     models = {"policy": context.trained.policy}
     models |= {name: getattr(part, "model", None) for name, part in context.trained.pipeline.stateful.items()}
     return [name for name, model in models.items() if getattr(model, "nonfinite", 0) >= _MAX_NONFINITE]
 
 
-def diverged(context: RunContext, collection: Collection, batch: Batch | None, bad: list[str]) -> DivergedError:
-    """Store the batch of the last update, and return the error that ends a diverged run.
+def _store_diverged(context: RunContext, collection: Collection, batch: Batch | None) -> None:
+    """Write the rollouts of the last update of a diverged run, whatever `[logging] rollouts_every` says."""
+    rows = rollout_rows(context.chat, context.trained.pipeline, collection, batch)
+    context.directory.write_rollouts(collection.step, rows, name="diverged")
 
-    Args:
-        bad: names of the models with a non-finite loss or gradient.
-    """
-    step = collection.step
-    context.directory.write_rollouts(
-        step, rollout_rows(context.chat, context.trained.pipeline, collection, batch), name="diverged"
-    )
+
+def _diverged(context: RunContext, step: int, models: list[str]) -> DivergedError:
     return DivergedError(
         f"loss or gradients were not finite {_MAX_NONFINITE} times in a row, last at step {step} "
-        f"({', '.join(bad)}); the batch is in {context.directory.path / 'rollouts'}; "
+        f"({', '.join(models)}); the batch is in {context.directory.path / 'rollouts'}; "
         "lower [optimizer] lr, or resume an earlier step"
     )
 
 
 def update(
-    context: RunContext, collection: Collection, timer: PhaseTimer, sampler_is_free: Callable[[], None]
+    context: RunContext, collection: Collection, timer: PhaseTimer, on_sampler_free: Callable[[], None]
 ) -> tuple[Metrics, Batch | None]:
     """Check parity, assign credit and update the policy.
 
     Without a row to train on, nothing changes and the metric update/skipped is 1.
 
     Args:
-        sampler_is_free: called once this step no longer needs the sampler.
+        on_sampler_free: called once this step no longer needs the sampler.
     Returns:
         Metrics, and the batch with its advantages; None without a row to train on.
     """
-    batch = collection.batch
     metrics = parity(context, collection, timer)
-    sampler_is_free()
-    if batch is None:
-        return {"update/skipped": 1.0} | collection.dropped, None
+    on_sampler_free()
+    if collection.batch is None:
+        return {"update/skipped": 1.0} | collection.dropped_metrics, None
+    pipeline = context.trained.pipeline
     with timer("credit"), context.ranks.during(f"the credit of step {collection.step}"):
-        batch = scored_by_policy(context, batch)
-        metrics |= context.trained.pipeline.before(batch)
-        batch, credit = context.trained.pipeline.credit(batch)
-        keep, counts = context.trained.pipeline.informative(batch)
-        sampled = torch.arange(len(keep), device=keep.device) < len(collection.kept)
-        share = len(batch.group_ids[keep & sampled].unique()) / context.prompts
+        credited = context.trained.credit(collection.batch, begins_step=True)
+        batch = credited.batch
+        # Rows of the step come first, so that `keep` of stored and expert rows does not count.
+        sampled = torch.arange(len(credited.keep), device=credited.keep.device) < len(collection.kept)
+        informative = len(batch.group_ids[credited.keep & sampled].unique()) / context.prompts
         if context.ranks.size > 1:
             from retrain.run.distributed_wrappers import check_credit
 
-            check_credit(context.ranks, context.trained.pipeline, batch)
-        metrics |= credit | {"groups/informative": share} | added((collection.dropped, counts))
-        if idle := context.trained.pipeline.unmarked(batch):
-            context.observe("message", {"text": idle, "level": "warning"})
+            check_credit(context.ranks, pipeline, batch)
+        metrics |= credited.metrics | {"groups/informative": informative}
+        metrics |= added((collection.dropped_metrics, credited.dropped_metrics))
+        if unmarked := pipeline.unmarked(batch):
+            context.observe("message", {"text": unmarked, "level": "warning"})
+    latest = batch
+    first_report = Metrics()
+
+    def recredit() -> Tensor:
+        """Return the advantages of the next epoch, for signals that are trained in every epoch."""
+        nonlocal latest, first_report
+        latest, report = pipeline.next_epoch(latest)
+        # In later epochs the signals have already been trained on the batch, so that their metrics say less.
+        first_report = first_report or report
+        return latest.advantages
+
     with timer("update"), context.ranks.during(f"the update of step {collection.step}"):
-        epochs = EpochCredit(context.trained.pipeline, batch)
-        if context.trained.pipeline.holds_policy(collection.step):
+        if pipeline.holds_policy(collection.step):
             metrics |= {"update/skipped": 1.0, "update/held": 1.0}
         else:
-            metrics |= context.trained.policy.update(
-                batch, context.trained.objective, epochs if context.trained.pipeline.is_epochwise else None
-            )
+            objective = context.trained.objective
+            metrics |= context.trained.policy.update(batch, objective, recredit if pipeline.is_epochwise else None)
     with timer("credit"):
-        metrics |= context.trained.pipeline.after(epochs.batch) | epochs.first
+        metrics |= pipeline.after(latest) | first_report
     return metrics, batch
 
 

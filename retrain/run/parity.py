@@ -11,9 +11,9 @@ from retrain.errors import EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import tolerance_of
+from retrain.run.collectors.collector import PhaseTimer
 from retrain.run.collectors.rollouts import requests_for, train_sampling
 from retrain.run.collectors.rounds import Collection
-from retrain.run.collectors.steps import PhaseTimer
 from retrain.run.episodes import EpisodeRunner
 from retrain.run.run_context import RunContext
 from retrain.system.model_paths import positions

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from retrain.errors import EngineError, Preempted, RetrainError, StorageError
-from retrain.run.collectors.steps import Collector
+from retrain.run.collectors.collector import Collector
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_directory import RunDirectory
 from retrain.storage.run_files import read_rows

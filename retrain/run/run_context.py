@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from retrain.errors import ComponentError
 from retrain.protocols import Ranks, RowSource, Sampler, StatefulComponent, Task, Tracker
-from retrain.types import Observer, Rollout, State
+from retrain.types import Batch, Metrics, Observer, Rollout, State
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
     from retrain.algorithms.graph.objective import Objective
     from retrain.algorithms.graph.pipeline import Pipeline
@@ -39,6 +41,22 @@ class EpisodeSource(Protocol):
     def request_stop(self) -> None:
         """Stop waiting for episodes. Called in a signal handler."""
         ...
+
+
+class Credited(NamedTuple):
+    """A batch with its advantages.
+
+    Attributes:
+        batch: the batch with the columns of signals and credit.
+        keep: [N] bool, the rows that the filter keeps.
+        metrics: metrics of the components.
+        dropped_metrics: the filter's metrics about the groups that it drops.
+    """
+
+    batch: Batch
+    keep: Tensor
+    metrics: Metrics
+    dropped_metrics: Metrics
 
 
 @dataclass(kw_only=True)
@@ -75,6 +93,21 @@ class TrainState:
     objective: Objective
     steps: int = 0
     final: Path | None = None
+
+    def credit(self, batch: Batch, *, begins_step: bool = False) -> Credited:
+        """Compute the credit of a batch, and the rows that the filter keeps.
+
+        Args:
+            batch: rollouts, and expert rows.
+            begins_step: first call the components' `before`. A round of resampling is credited without it, from the
+                state after the last step.
+        """
+        if columns := sorted(self.pipeline.policy_columns):
+            batch = batch.replace(**self.policy.logprobs(batch, columns))
+        metrics = self.pipeline.before(batch) if begins_step else {}
+        batch, reported = self.pipeline.credit(batch)
+        keep, dropped_metrics = self.pipeline.informative(batch)
+        return Credited(batch, keep, metrics | reported, dropped_metrics)
 
     def restore(self, state: State, observe: Observer) -> None:
         """Load policy and signals from a checkpoint; warn of signals that it does not hold."""
@@ -165,6 +198,15 @@ class RunContext:
         folder = self.directory.path / "adapter"
         self.ranks.on_rank0(lambda: policy.save_adapter(folder))
         self.sampler.load_adapter(folder, version)
+
+    def after_update(self, batch: Batch | None) -> Metrics:
+        """Show the trained batch to the row sources, on rank 0, and return their metrics; {} if no row was trained."""
+        metrics: Metrics = {}
+        if batch is None:
+            return metrics
+        for source in self.row_sources.values():
+            metrics |= self.ranks.on_rank0(partial(source.after, batch))
+        return metrics
 
     def request_stop(self) -> None:
         """Request sampler and episode source to stop after this step. Called in a signal handler."""

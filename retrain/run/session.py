@@ -224,7 +224,7 @@ def finish(context: RunContext, seconds: float) -> None:
     repeated = context.findings.after_run() if context.findings is not None else ""
     with understood(run):
         text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
-    text += f" It ended early: {context.directory.stopped}." if context.directory.stopped else ""
+    text += f" It ended early: {context.directory.stop_reason}." if context.directory.stop_reason else ""
     for best in checkpoint.every(run / "best"):
         text += f" The best by {context.config.checkpoint.best} is {best}."
     text += f" {repeated[:1].upper()}{repeated[1:]}." if repeated else ""

@@ -89,7 +89,7 @@ class StopCondition:
     def _check(self, row: Mapping[str, Any]) -> None:
         settings = self._settings
         value = row.get(settings.key)
-        if value is None or self._directory.stopped:
+        if value is None or self._directory.stop_reason:
             return
         bound, sign = (settings.above, ">=") if settings.above is not None else (settings.below, "<=")
         if bound is None:
@@ -100,4 +100,4 @@ class StopCondition:
             steps = row["step"] + (settings.event == "step")
             why = f"{settings.metric} = {value:.4g} {sign} {bound:.4g}"
             times = f", {self._count} times in a row" if self._count > 1 else ""
-            self._directory.stopped = f"after {steps} steps {why}{times}"
+            self._directory.stop_reason = f"after {steps} steps {why}{times}"

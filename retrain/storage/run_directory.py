@@ -92,7 +92,7 @@ class RunDirectory:
 
     Attributes:
         restored: path of the checkpoint from which the run continues; None if it starts from zero.
-        stopped: reason why the run ends before its last step; "" if it does not.
+        stop_reason: reason why the run ends before its last step; "" if it does not.
         facts: further entries of status.json, with those of the run that is continued; see `write_facts`.
 
     Raises:
@@ -102,7 +102,7 @@ class RunDirectory:
     """
 
     restored: Path | None = None
-    stopped: str = ""
+    stop_reason: str = ""
 
     def __init__(
         self, path: Path, mode: ExistingRun, settings: Checkpoint, observe: Observer, ranks: Ranks = ALONE
@@ -140,8 +140,8 @@ class RunDirectory:
         if self.ranks.rank:
             return
         status: dict[str, Any] = {"outcome": _outcome(error)} | self.facts
-        if error is None and self.stopped:
-            status["stopped"] = self.stopped
+        if error is None and self.stop_reason:
+            status["stopped"] = self.stop_reason
         if isinstance(error, RetrainError):
             status |= {"exit_code": error.exit_code, "error": str(error).split("\n")[0]}
         if self._earlier_status and (isinstance(error, ConfigError) or self._is_complete):

@@ -9,7 +9,7 @@ import pytest
 
 from retrain.errors import Preempted
 from retrain.protocols import ALONE
-from retrain.run.loop import _agreed
+from retrain.run.loop import _agreed_signal
 from retrain.run.stop_signal import Stop
 from tests.forks import run_source
 from tests.waiting import PATIENCE_S
@@ -42,9 +42,9 @@ def test_a_signal_that_comes_while_ranks_agree_counts_after_the_next_step(monkey
     monkeypatch.setattr(type(ALONE), "all_gather", interrupted)
     with Stop() as stop:
         stop.defer(lambda: None)
-        assert _agreed(ALONE, stop) == ""
+        assert _agreed_signal(ALONE, stop) == ""
         assert stop.requested == "SIGTERM"
-        assert _agreed(ALONE, stop) == "SIGTERM"
+        assert _agreed_signal(ALONE, stop) == "SIGTERM"
 
 
 def test_the_second_one_ends_the_process():

@@ -28,8 +28,8 @@ def ended(tmp_path, values, **settings):
     watch = StopCondition(StopWhen(metric="reward/mean", **settings), directory, nothing)
     for step, value in enumerate(values):
         watch("step", {"step": step} | ({} if value is None else {"reward/mean": value}))
-        if directory.stopped:
-            return step + 1, directory.stopped
+        if directory.stop_reason:
+            return step + 1, directory.stop_reason
     return 0, ""
 
 

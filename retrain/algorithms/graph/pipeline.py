@@ -289,25 +289,6 @@ class Pipeline:
         return value, call.metrics(metrics)
 
 
-class EpochCredit:
-    """Computes the advantages of each epoch after the first, for signals that are trained in every epoch.
-
-    Attributes:
-        batch: batch with the credit of the latest epoch.
-        first: metrics of the components' update after the first epoch. In later epochs they have already been trained
-            on the batch.
-    """
-
-    def __init__(self, pipeline: Pipeline, batch: Batch) -> None:
-        self._pipeline, self.batch, self.first = pipeline, batch, Metrics()
-
-    def __call__(self) -> Tensor:
-        """Return the advantages [N, T] of the next epoch."""
-        self.batch, metrics = self._pipeline.next_epoch(self.batch)
-        self.first = self.first or metrics
-        return self.batch.advantages
-
-
 def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
     """Return the indices of the policy's rows and a batch of these rows, which is the same object if they are all."""
     rows = (~batch.is_expert).nonzero()[:, 0]

@@ -9,19 +9,20 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
+from retrain.run.collectors.collector import PhaseTimer, sampling_thread, with_own_tokenizer
 from retrain.run.collectors.rollouts import greedy_sampling, next_problems, score, train_sampling, with_greedy
 from retrain.run.collectors.rounds import Collection, collect
-from retrain.run.collectors.steps import Collector, PhaseTimer
 from retrain.run.episodes import EpisodeRunner
 from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop
 from retrain.system import event_loop
+from retrain.system.event_loop import StopFlag
 from retrain.training.chat import RenderedPrompt
 from retrain.types import Batch, Metrics, Problem, Request, Rollout, State
 
@@ -54,11 +55,11 @@ class PendingGroup:
         return {
             "index": self.index,
             "problem": asdict(self.rendered[0]),
-            "rollouts": [one.row() for one in self.rollouts],
+            "rollouts": [rollout.row() for rollout in self.rollouts],
         }
 
 
-class ContinuousCollector(Collector):
+class ContinuousCollector:
     """Samples groups without pause. The trainer takes complete groups in the order of their completion.
 
     - The trainer's thread draws problems when it waits for a step, begins an update or has loaded weights. It draws as
@@ -74,12 +75,22 @@ class ContinuousCollector(Collector):
     """
 
     def __init__(self, context: RunContext, cursor: int, saved: State | None, stop: Stop) -> None:
-        super().__init__(context, cursor, saved, stop)
         text = "continuous rollouts depend on timing: the run cannot be repeated bit for bit"
         context.observe("message", {"text": text, "level": "info"})
+        self._context = context
         self._settings = context.config.rollout
-        self._mine = self._with_own_tokenizer()
-        self._numbers, self._version, self._next, self._too_long = 0, 0, 0, 0
+        self._sampling = with_own_tokenizer(context)
+        self._cursor = cursor
+        self._begun = 0
+        """Number of groups so far; the next group gets it as its number."""
+        self._version = 0
+        """Version of the sampler's weights."""
+        self._next = 0
+        """The next step that takes groups."""
+        self._too_long = 0
+        """Problems that were skipped since the last step, because their prompts are too long."""
+        self._stop = stop
+        self._interrupt = StopFlag()
         self._pending: dict[int, PendingGroup] = {}
         self._draining = False
         self._waiting: deque[PendingGroup] = deque()
@@ -88,21 +99,28 @@ class ContinuousCollector(Collector):
         self._changed = threading.Condition()
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sampling: Future[None] | None = None
-        self._thread = self._new_thread()
+        self._sampled: Future[None] | None = None
+        """The end of the sampling; None before the first group."""
+        self._thread = sampling_thread(self._interrupt)
         self._scoring = ThreadPoolExecutor(_SCORING_THREADS, "scoring", self._interrupt.adopt)
         seed = derive_seed(context.config.training.seed, "continuous")
         sampling = train_sampling(context.config, context.trained.loaded, seed)
-        self._runner = EpisodeRunner(context.sampler, self._mine.chat, sampling, context.env_pool)
+        self._runner = EpisodeRunner(context.sampler, self._sampling.chat, sampling, context.env_pool)
         self._greedy: EpisodeRunner | None = None
         if "greedy_rewards" in context.trained.pipeline.reads:
-            self._greedy = EpisodeRunner(context.sampler, self._mine.chat, greedy_sampling(context), context.env_pool)
+            self._greedy = EpisodeRunner(
+                context.sampler, self._sampling.chat, greedy_sampling(context), context.env_pool
+            )
         self._restore((saved or {}).get(_GROUPS, {}))
         self._last = time.perf_counter()
 
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *details: object) -> None:
-        """Interrupt sampling and scoring."""
-        super().__exit__(*details)
+        """Interrupt sampling and scoring, and wait for both: the reward pool must not close while it is used."""
+        self._interrupt.set()
+        self._thread.shutdown(wait=True, cancel_futures=True)
         self._scoring.shutdown(wait=True, cancel_futures=True)
 
     def take(self, step: int, timer: PhaseTimer) -> Collection:
@@ -112,9 +130,10 @@ class ContinuousCollector(Collector):
             EngineError: the run is asked to stop, and no batch is complete within `drain_timeout_s`.
             RetrainError: the error that ended the sampling.
         """
-        collection = collect(self._context, step, self.cursor, partial(self._groups, step, timer))
+        collection = collect(self._context, step, self._cursor, partial(self._groups, step, timer))
         now = time.perf_counter()
-        timer.spent["rollout"], self._last = now - self._last, now
+        timer.spent["rollout"] = now - self._last
+        self._last = now
         timer.tokens += collection.metrics["tokens/sampled"]
         with self._changed:  # a group is complete a moment before its task ends, so tasks are not counted
             queued = len(self._complete)
@@ -129,8 +148,8 @@ class ContinuousCollector(Collector):
         self._too_long = 0
         batch = collection.batch
         if batch is not None:
-            own = [collection.rollouts[index] for index in collection.kept]
-            batch = batch.replace(token_staleness=_token_staleness(step, own, batch))
+            sampled = [collection.rollouts[index] for index in collection.kept]
+            batch = batch.replace(token_staleness=_token_staleness(step, sampled, batch))
         return replace(collection, metrics=metrics, batch=batch)
 
     def begin(self, step: int, timer: PhaseTimer) -> None:
@@ -139,7 +158,10 @@ class ContinuousCollector(Collector):
         self._draw()
 
     def sync(self, version: int, timer: PhaseTimer, batch: Batch | None) -> Metrics:
-        metrics = super().sync(version, timer, batch)
+        """Load the new weights while the engine samples, and draw what they allow."""
+        metrics = self._context.after_update(batch)
+        with timer("sync"):
+            self._context.sync(version)
         self._version = version
         self._draw()
         return metrics
@@ -155,16 +177,18 @@ class ContinuousCollector(Collector):
         with self._changed:
             while self._flying and self._error() is None and (left := until - time.monotonic()) > 0:
                 self._changed.wait(min(_POLL_S, left))
-            complete, others = len(self._complete), len(self._pending) - len(self._complete)
-        return f"; it trains on {complete} complete groups first, and samples {others} that are incomplete again"
+            complete = len(self._complete)
+            incomplete = len(self._pending) - complete
+        return f"; it trains on {complete} complete groups first, and samples {incomplete} that are incomplete again"
 
     def state_dict(self, done: int) -> State:
+        """Return the run's state after `done` steps, with the groups that no step has trained on."""
         with self._changed:
-            groups = [one.state_dict() for one in self._complete]
-            groups += [one.state_dict() for one in self._pending.values() if not one.rollouts]
-            first = min((one.index for one in self._pending.values()), default=self.cursor)
+            groups = [group.state_dict() for group in self._complete]
+            groups += [group.state_dict() for group in self._pending.values() if not group.rollouts]
+            first = min((group.index for group in self._pending.values()), default=self._cursor)
         # A run that goes on in mode "steps" ignores the groups, and samples their problems again from the first one.
-        state = {"begun": self._numbers, "cursor": self.cursor, "pending": groups}
+        state = {"begun": self._begun, "cursor": self._cursor, "pending": groups}
         return self._context.state_dict(done, first) | {_GROUPS: state}
 
     def _restore(self, saved: State) -> None:
@@ -172,7 +196,8 @@ class ContinuousCollector(Collector):
 
         A checkpoint holds the problems, because a curriculum may have another one at the same index by now.
         """
-        self._numbers, self.cursor = int(saved.get("begun", 0)), int(saved.get("cursor", self.cursor))
+        self._begun = int(saved.get("begun", 0))
+        self._cursor = int(saved.get("cursor", self._cursor))
         for state in saved.get("pending", ()):
             problem = Problem(**state["problem"])
             group = self._add(int(state["index"]), (problem, self._context.chat.prompt(problem.prompt)))
@@ -186,25 +211,26 @@ class ContinuousCollector(Collector):
         """Draw as many problems as `max_staleness` and the end of the run allow, and start their sampling."""
         if self._stop.requested:
             return
-        steps, prompts = self._context.config.training.max_steps, self._context.prompts
+        steps = self._context.config.training.max_steps
+        prompts = self._context.prompts
         while True:
             expected = self._next + len(self._pending) // prompts
             if expected > self._version + self._settings.max_staleness or expected >= steps:
                 break
-            [rendered], after = next_problems(self._context, self.cursor, 1)
-            self._too_long += after - self.cursor - 1
+            [rendered], after = next_problems(self._context, self._cursor, 1)
+            self._too_long += after - self._cursor - 1
             self._waiting.append(self._add(after - 1, rendered))
-            self.cursor = after
-        if self._sampling is None:
-            assert self._thread is not None
-            self._sampling = self._thread.submit(event_loop.run, self._sample_all())
-            self._sampling.add_done_callback(self._notify)
+            self._cursor = after
+        if self._sampled is None:
+            self._sampled = self._thread.submit(event_loop.run, self._sample_all())
+            self._sampled.add_done_callback(self._notify)
         elif self._loop is not None and self._wake is not None:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def _add(self, index: int, rendered: RenderedPrompt) -> PendingGroup:
-        group = self._pending[self._numbers] = PendingGroup(self._numbers, index, rendered, [])
-        self._numbers += 1
+        group = PendingGroup(self._begun, index, rendered, [])
+        self._pending[group.number] = group
+        self._begun += 1
         return group
 
     def _groups(
@@ -221,22 +247,22 @@ class ContinuousCollector(Collector):
                 if self._stop.requested:
                     until = until or time.monotonic() + self._settings.drain_timeout_s
                     if time.monotonic() > until or len(self._complete) == len(self._pending):
-                        ready, begun = len(self._complete), len(self._pending)
-                        left = f"{begun - ready} incomplete groups are abandoned, and sampled again"
+                        ready = len(self._complete)
+                        left = f"{len(self._pending) - ready} incomplete groups are abandoned, and sampled again"
                         raise EngineError(f"step {step} has {ready} of {prompts} groups; {left}")
                 self._changed.wait(_POLL_S)
             groups = [self._complete.popleft() for _ in range(prompts)]
             for group in groups:
                 del self._pending[group.number]
         numbered = list(enumerate(groups, first))
-        rollouts = [replace(one, group=number) for number, group in numbered for one in group.rollouts]
-        return rollouts, {number: group.rendered for number, group in numbered}, self.cursor
+        rollouts = [replace(rollout, group=number) for number, group in numbered for rollout in group.rollouts]
+        return rollouts, {number: group.rendered for number, group in numbered}, self._cursor
 
     def _error(self) -> BaseException | None:
         """Return the error that ended the sampling; None while sampling continues."""
-        if self._sampling is None or not self._sampling.done():
+        if self._sampled is None or not self._sampled.done():
             return None
-        return self._sampling.exception() or EngineError("sampling has ended")
+        return self._sampled.exception() or EngineError("sampling has ended")
 
     def _notify(self, _: object = None) -> None:
         with self._changed:
@@ -274,7 +300,7 @@ class ContinuousCollector(Collector):
         most = self._context.config.training.max_tokens
         request = Request(group.rendered[1].ids, count, most, group.number)
         rollouts = await runner.group(group.rendered, request)
-        scoring = partial(score, self._mine.chat, self._context.pool, [group.rendered], rollouts, most)
+        scoring = partial(score, self._sampling.chat, self._context.pool, [group.rendered], rollouts, most)
         return await asyncio.get_running_loop().run_in_executor(self._scoring, scoring)
 
 
@@ -285,15 +311,16 @@ def staleness(step: int, rollouts: list[Rollout]) -> Metrics:
     whose tokens were sampled with several versions of the weights. rollout/staleness is the mean over completions of
     the age of their oldest token.
     """
-    ages = [[step - version for turn in one.turns for version in turn.token_versions] for one in rollouts]
-    oldest = [max(some) for some in ages if some] or [0]
-    every = [age for some in ages for age in some] or [0]
+    ages = [[step - version for turn in rollout.turns for version in turn.token_versions] for rollout in rollouts]
+    # A failed episode may have no token. A step whose episodes all failed reports 0.
+    oldest = [max(of_rollout) for of_rollout in ages if of_rollout] or [0]
+    token_ages = [age for of_rollout in ages for age in of_rollout] or [0]
     return {
         "rollout/staleness": sum(oldest) / len(oldest),
-        "rollout/staleness_min": float(min(every)),
-        "rollout/staleness_mean": sum(every) / len(every),
-        "rollout/staleness_max": float(max(every)),
-        "rollout/staleness_mixed": sum(len({*some}) > 1 for some in ages) / len(ages),
+        "rollout/staleness_min": float(min(token_ages)),
+        "rollout/staleness_mean": sum(token_ages) / len(token_ages),
+        "rollout/staleness_max": float(max(token_ages)),
+        "rollout/staleness_mixed": sum(len({*of_rollout}) > 1 for of_rollout in ages) / len(ages),
     }
 
 

@@ -32,7 +32,7 @@ class Collection:
         kept: indices into `rollouts`, one for each row of the batch that was sampled for the step.
         cursor: index of the task's next unused problem.
         metrics: rollout and reward statistics.
-        dropped: the filter's metrics about the groups that it dropped.
+        dropped_metrics: the filter's metrics about the groups that it dropped.
         stored: rollouts provided by a source, which the step also trains on.
     """
 
@@ -43,7 +43,7 @@ class Collection:
     kept: list[int]
     cursor: int
     metrics: Metrics
-    dropped: Metrics
+    dropped_metrics: Metrics
     stored: list[Rollout] = field(default_factory=list[Rollout])
 
     def state_dict(self) -> State:
@@ -61,6 +61,8 @@ class Collection:
         train = [rollouts[index] for index in state["kept"]] + stored
         batch = layout.batch(train, state["step"], experts) if train or experts else None
         fields: State = {**state, "rollouts": rollouts, "stored": stored, "experts": experts, "batch": batch}
+        if "dropped" in fields:  # the name in checkpoints of 0.3
+            fields["dropped_metrics"] = fields.pop("dropped")
         return cls(**fields)
 
 
@@ -88,44 +90,49 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
     Raises:
         ComponentError: credit assignment reads greedy completions, which a served program does not provide.
     """
-    rollout, sample = context.config.rollout, sample or partial(sampled, context)
+    settings = context.config.rollout
+    sample = sample or partial(sampled, context)
     rounds: list[_Round] = []
-    missing, first = context.prompts if context.episode_source is None else 0, 0
+    missing = context.prompts
+    first_group = 0
     if context.episode_source is not None:
         if "greedy_rewards" in context.trained.pipeline.reads:
             problem = "credit assignment needs greedy completions, and a served program samples none"
             raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
-        rollouts = context.episode_source.rollouts()
-        rounds = [_filtered(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
-    while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
+        missing = 0
+        rounds = [_filtered(context, step, _Round(context.episode_source.rollouts(), cursor))]
+    while missing and len(rounds) <= (settings.max_resample if settings.resamples else 0):
         seed = derive_seed(context.config.training.seed, "sampling", step, len(rounds))
         after = rounds[-1].cursor if rounds else cursor
-        rounds.append(_filtered(context, step, _Round.of(sample(after, missing, seed, first), after + missing)))
-        missing -= len({one.group for one in rounds[-1].kept})
-        first += len({one.group for one in rounds[-1].rollouts})
-    rollouts = [one for part in rounds for one in part.rollouts]
+        rollouts, problems, next_cursor = sample(after, missing, seed, first_group)
+        too_long = next_cursor - after - missing  # without a prompt that is too long, the cursor moves by `missing`
+        rounds.append(_filtered(context, step, _Round(rollouts, next_cursor, too_long, problems)))
+        missing -= len({rollout.group for rollout in rounds[-1].kept})
+        first_group += len({rollout.group for rollout in rollouts})
+    rollouts = [rollout for part in rounds for rollout in part.rollouts]
     stored, experts, reported = _with_sources(context, step, rounds, rollouts) if context.row_sources else ([], [], {})
-    kept = [one for part in rounds for one in part.kept]
+    kept = [rollout for part in rounds for rollout in part.kept]
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
     metrics |= context.sampler.metrics()
     if context.env_pool is not None:
         metrics |= context.ranks.rollouts.on_rank0(context.env_pool.metrics)
-    metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
+    metrics["rollout/staleness"] = step - sum(rollout.weights_version for rollout in rollouts) / len(rollouts)
     # Not between rounds: the problems of a step depend on earlier steps only.
     metrics |= reported | context.task.learn(solved(rollouts))
-    problems = {group: rendered for part in rounds for group, rendered in part.problems.items()}
-    rows = bool(kept or experts)
-    batch = context.layout.batch(kept, step, experts).replace(problems=problems) if rows else None
-    train = {*map(id, kept)}
+    batch = None
+    if kept or experts:
+        problems = {group: rendered for part in rounds for group, rendered in part.problems.items()}
+        batch = context.layout.batch(kept, step, experts).replace(problems=problems)
+    trained = {id(rollout) for rollout in kept}
     return Collection(
         step=step,
         rollouts=rollouts,
         experts=experts,
         batch=batch,
-        kept=[index for index, one in enumerate(rollouts) if id(one) in train],
+        kept=[index for index, rollout in enumerate(rollouts) if id(rollout) in trained],
         cursor=rounds[-1].cursor,
         metrics=metrics,
-        dropped=added(part.dropped for part in rounds),
+        dropped_metrics=added(part.dropped_metrics for part in rounds),
         stored=stored,
     )
 
@@ -142,13 +149,14 @@ def _with_sources(
     """
     from retrain.run.collectors.row_sources import rows_of_sources
 
-    found = rows_of_sources(context, step, rollouts)
+    added_rows = rows_of_sources(context, step, rollouts)
     for part in rounds:
-        part.kept = [one for one in part.kept if one.group not in found.left_out]
-    if not found.stored:
-        return [], found.experts, found.metrics
-    rounds.append(_filtered(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
-    return rounds[-1].kept, found.experts, found.metrics
+        part.kept = [rollout for rollout in part.kept if rollout.group not in added_rows.left_out]
+    stored: list[Rollout] = []
+    if added_rows.stored:
+        rounds.append(_filtered(context, step, _Round(added_rows.stored, rounds[-1].cursor)))
+        stored = rounds[-1].kept
+    return stored, added_rows.experts, added_rows.metrics
 
 
 @dataclass
@@ -157,44 +165,36 @@ class _Round:
 
     Attributes:
         rollouts: all rollouts of the round.
-        kept: the rollouts to train on.
         cursor: index of the task's next unused problem.
         too_long: number of problems skipped because their prompts are too long.
         problems: rendered problem of each group, by the group's number.
-        dropped: the filter's metrics about the groups that it dropped.
+        kept: the rollouts to train on.
+        dropped_metrics: the filter's metrics about the groups that it dropped.
     """
 
     rollouts: list[Rollout]
-    kept: list[Rollout]
     cursor: int
-    too_long: int
+    too_long: int = 0
     problems: Mapping[int, RenderedPrompt] = field(default_factory=dict[int, RenderedPrompt])
-    dropped: Metrics = field(default_factory=Metrics)
+    dropped_metrics: Metrics = field(default_factory=Metrics)
 
-    @classmethod
-    def of(cls, found: tuple[list[Rollout], dict[int, RenderedPrompt], int], least: int) -> _Round:
-        """Return the round of what `sampled` found; `least` is the cursor if no prompt was too long."""
-        rollouts, problems, cursor = found
-        return cls(rollouts, valid_rows(rollouts), cursor, cursor - least, problems)
+    def __post_init__(self) -> None:
+        self.kept = valid_rows(self.rollouts)
 
 
-def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
+def _filtered(context: RunContext, step: int, part: _Round) -> _Round:
     """Drop the filter's groups from a round, and return the round.
 
     Nothing is dropped if the filter reads credit and `[rollout] resample` is off. With `resample` such
     a filter gets the round's own credit, from the state that components have after the last step.
     """
-    pipeline = context.trained.pipeline
-    if found.kept and (context.config.rollout.resamples or pipeline.judges_rollouts):
-        batch = context.layout.batch(found.kept, step).replace(problems=found.problems)
-        if not pipeline.judges_rollouts:
-            batch, _ = pipeline.credit(scored_by_policy(context, batch))
-        keep, found.dropped = pipeline.informative(batch)
-        found.kept = [one for one, passes in zip(found.kept, keep.tolist(), strict=True) if passes]
-    return found
-
-
-def scored_by_policy(context: RunContext, batch: Batch) -> Batch:
-    """Return the batch with the policy's log-probs and entropies that signals read, if there are any."""
-    columns = sorted(context.trained.pipeline.policy_columns)
-    return batch.replace(**context.trained.policy.logprobs(batch, columns)) if columns else batch
+    trained = context.trained
+    if part.kept and (context.config.rollout.resamples or trained.pipeline.judges_rollouts):
+        batch = context.layout.batch(part.kept, step).replace(problems=part.problems)
+        if trained.pipeline.judges_rollouts:
+            keep, part.dropped_metrics = trained.pipeline.informative(batch)
+        else:
+            credited = trained.credit(batch)
+            keep, part.dropped_metrics = credited.keep, credited.dropped_metrics
+        part.kept = [rollout for rollout, passes in zip(part.kept, keep.tolist(), strict=True) if passes]
+    return part
