@@ -10,9 +10,9 @@ from statistics import fmean
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import Comparison, compare
-from retrain.campaign.verdict.result_files import tables_of_rows
-from retrain.campaign.verdict.result_rows import rows_of_files
 from retrain.campaign.verdict.results import Results
+from retrain.campaign.verdict.results_file import read_results_file
+from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.campaign.verdict.sentences import short, texts
 
 HERE = Path(__file__).parent
@@ -46,7 +46,8 @@ def sentence(one: Comparison) -> str:
 
 def table(name: str) -> list[str]:
     """Return the table of an ablation as lines of Markdown."""
-    (results,) = tables_of_rows(rows_of_files([HERE / ABLATIONS[name]]), ACCURACY)
+    file = HERE / ABLATIONS[name]
+    (results,) = runs_of_file(file, read_results_file(file), ACCURACY)
     lines = ["| condition | accuracy | against the condition that it extends | against grpo |", "|---|---|---|---|"]
     found = {kind: {one.condition: sentence(one) for one in every} for kind, every in families(results).items()}
     for condition in results.conditions:

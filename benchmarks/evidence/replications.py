@@ -22,8 +22,8 @@ from retrain.campaign.verdict.analysis import Comparison
 from retrain.campaign.verdict.comparison import Asked, compare
 from retrain.campaign.verdict.figures import forest_row, scatters, verdict_mark
 from retrain.campaign.verdict.figures import keys as legend
-from retrain.campaign.verdict.result_files import tables_of_rows
-from retrain.campaign.verdict.result_rows import rows_of_files
+from retrain.campaign.verdict.results_file import read_results_file
+from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.campaign.verdict.sentences import detects, short, texts
 from retrain.report.exported_figures import Drawing, stacked, standalone
 
@@ -253,8 +253,8 @@ def figures(every: Sequence[tuple[Claim, list[Shown]]]) -> dict[str, str]:
 
 def over_tokens(file: Path) -> str:
     """Draw the accuracy of every condition over the tokens of its answers."""
-    results = rows_of_files([file])
-    accuracy, tokens = (tables_of_rows(results, Outcome(metric=m, goal=goal))[0] for m, goal, _ in (ACCURACY, TOKENS))
+    rows = read_results_file(file)
+    accuracy, tokens = (runs_of_file(file, rows, Outcome(metric=m, goal=goal))[0] for m, goal, _ in (ACCURACY, TOKENS))
     ((_, over), *_) = scatters(accuracy, [tokens])
     return standalone(Drawing(over.replace(TOKENS.column, "tokens per answer"), legend(accuracy)))
 

@@ -153,7 +153,9 @@ _FailIf = Annotated[
 def compare(  # noqa: PLR0913 - one per option
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Runs or campaigns, or files of results; the first is the baseline.", show_default=False),
+        typer.Argument(
+            help="Runs or campaigns, the first of which is the baseline, or one table of results.", show_default=False
+        ),
     ],
     metric: _Metric = None,
     goal: _Goal = None,
@@ -174,8 +176,8 @@ def compare(  # noqa: PLR0913 - one per option
     Runs of one configuration with different seeds are one condition. For instance:
     retrain compare runs/grpo-s0 runs/grpo-s1 runs/maxrl-s0 runs/maxrl-s1
 
-    Files are results of other programs: CSV or JSON lines with the columns method, seed and a metric (and task, step,
-    problem), charts exported from Weights & Biases, TRL's trainer_state.json, metric files of verl and prime-rl.
+    Or give one table with the results of any trainer: CSV, TSV, JSON lines or Parquet with the columns method, seed
+    and a metric, and optionally task, step and problem.
     Exit codes: 1 with --fail-if worse if a comparison is worse, 2 options or runs that cannot be compared, also with
     --fail-if if no seed has a result in both, 3 files.
     """

@@ -70,7 +70,7 @@ class Evidence:
 def no_update(run: Evidence) -> str:
     """No step of the last ten, or of a shorter run, changed the weights."""
     rows = run.rows[-_EVERY:]
-    if not rows or any(map(_changed, rows)) or (len(rows) < _EVERY and not run.ended):
+    if not rows or any(map(weights_changed, rows)) or (len(rows) < _EVERY and not run.ended):
         return ""
     wrong, right = (sum(row.get(f"skipped/all_{kind}", 0) for row in rows) for kind in ("wrong", "correct"))
     best = max(row.get("reward/accuracy", 0.0) for row in run.rows)
@@ -89,7 +89,8 @@ def no_update(run: Evidence) -> str:
     )
 
 
-def _changed(row: Mapping[str, Any]) -> bool:
+def weights_changed(row: Mapping[str, Any]) -> bool:
+    """Return True if a step's row of metrics says that its update changed the weights."""
     idle = row.get("update/skipped") == 1 or row.get("optim/lr") == 0 or row.get("grad/norm") == 0
     return not idle or "update/held" in row
 

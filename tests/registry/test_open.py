@@ -43,7 +43,7 @@ EXCEPTIONS = {
     ),
     "schema": ({"none", "uninformative"}, "values of [rollout] resample"),
     "conditions": ({"none"}, "a value of [algorithm] transform_mode that a label leaves out"),
-    "result_rows": ({"none"}, "a blank cell in a table of another program"),
+    "results_file": ({"none"}, "a blank cell in a table of another program"),
     "verdict_page": ({"planning"}, "area of the metrics that a chart shows"),
 }
 """Module -> the names that it may decide by, and why."""

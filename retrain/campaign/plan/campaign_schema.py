@@ -71,7 +71,8 @@ class Campaign(Section):
     metric: Annotated[str, Field(min_length=1)] = "accuracy"
     """Result of a run: a number of its evaluations, or any metric of its steps. Several: `[[campaign.outcomes]]`."""
     goal: Goal | None = None
-    """Direction of `metric`: "max" if greater is better, or "min". Unset: "max", unless its name leaves it open."""
+    """Direction of `metric`: "max" if more is better, or "min". Unset: "max" for an accuracy, reward, score and the
+    like; every other metric needs it."""
     margin: Margin | None = None
     """Largest difference in `metric` that does not matter. With it, equality within the margin is tested."""
     outcomes: Annotated[tuple[Outcome, ...], Array] = ()
@@ -110,7 +111,9 @@ class Campaign(Section):
             raise ValueError("`outcomes` replaces metric, goal and margin: set them in [[campaign.outcomes]]")
         if len({one.metric for one in self.outcomes}) < len(self.outcomes):
             raise ValueError("an outcome is listed twice")
-        self.measured  # noqa: B018 - validates metric, goal and margin together
+        for outcome in self.measured:  # also validates metric, goal and margin together
+            if outcome.share and (outcome.margin or 0) >= 1:
+                raise ValueError(f"a margin of {outcome.margin:g} is beyond the range of {outcome.metric}, 0 to 1")
         return self
 
     @property

@@ -11,19 +11,48 @@ Goal = Literal["max", "min"]
 Summary = Literal["last", "mean"]
 Margin = Annotated[float, Field(gt=0)]
 
-_OPEN = re.compile(
-    r"(?:^|[^a-z])(?:loss(?:es)?|perplexity|ppl|kl|errors?|r?mse|mae|[cw]er|costs?|regret|distance|latency"
-    r"|tokens?|lengths?|len|entropy|(?:run)?times?)(?:[^a-z]|$)",
-    re.IGNORECASE,
+_SHARE = re.compile(r"accuracy|acc|(?:pass|avg)@\d+|f1|match|success|win")
+"""Last word of the name of a share, which is better when larger."""
+_GAIN = re.compile(r"rewards?|scores?|returns?|mean@\d+")
+"""Last word of the name of another metric that is better when larger."""
+_QUALIFIERS = frozenset(
+    (
+        *("eval", "evaluation", "val", "valid", "validation", "test", "train", "training", "heldout", "held", "out"),
+        *("mean", "avg", "average", "final", "last", "best", "overall", "all", "total", "exact", "rate", "core"),
+        *("greedy", "episode", "cumulative", "discounted"),
+    )
 )
-"""Words in the name of a metric that is usually, but not always, better when smaller."""
+"""Words that do not change the direction: `mean_reward`, `eval/accuracy`, `win_rate`."""
+_TURNING = frozenset(["to", "per", "of", "in", "non", "no", "not", "false", "lost"])
+"""Words that may turn the direction: `steps_to_success`, `loss_of_accuracy`."""
+_CAMEL = re.compile("(?<=[a-z])(?=[A-Z])")
+
+
+def gain_word(metric: str) -> str:
+    """Return the word in the name of a metric by which more is better, such as `accuracy`; "" without one.
+
+    Earlier parts of the name only say where: `val-core/gsm8k/acc/mean@4` is an `acc`, and `reward/failed` is nothing
+    that is known. A modifier may turn a reward or a score around, as in `brier_score`, but not an accuracy.
+    """
+    parts = [re.findall(r"[a-z0-9@]+", _CAMEL.sub("_", part).lower()) for part in metric.split("/")]
+    while len(parts) > 1 and all(word in _QUALIFIERS or word.startswith("mean@") for word in parts[-1]):
+        parts.pop()  # `reward/mean`, `acc/mean@4`
+    words = parts[-1]
+    while len(words) > 1 and words[-1] in _QUALIFIERS:
+        words.pop()  # `win_rate`
+    *modifiers, last = words or [""]
+    share = bool(_SHARE.fullmatch(last)) and (last != "match" or "exact" in modifiers)
+    known = all(word in _QUALIFIERS or _SHARE.fullmatch(word) or _GAIN.fullmatch(word) for word in modifiers)
+    if share and last not in ("success", "win"):
+        known = not _TURNING.intersection(modifiers)
+    return last if known and (share or _GAIN.fullmatch(last)) else ""
 
 
 class Outcome(BaseModel):
     """A result of every run: a metric, summarized over its evaluations or steps.
 
     Raises:
-        ValueError: the name of the metric leaves its direction open, and `goal` is not set.
+        ValueError: the direction of the metric is not known, and `goal` is not set.
     """
 
     model_config = ConfigDict(
@@ -34,7 +63,8 @@ class Outcome(BaseModel):
     """A number of the held-out evaluations (`accuracy`, `tokens` for their mean length, `pass@4`), or any metric of
     metrics.jsonl by its name, such as `policy/entropy`."""
     goal: Goal | None = None
-    """"max" if greater is better, or "min". Unset: "max"; a name such as `eval_loss` or `tokens` needs it."""
+    """"max" if more is better, or "min". Unset: "max" for an accuracy, reward, score, return, success, win rate,
+    pass@k, avg@k, mean@k, f1 or exact match; every other metric needs it."""
     margin: Margin | None = None
     """Largest difference that does not matter. With it, equality within the margin is tested."""
     summary: Summary = "last"
@@ -42,13 +72,23 @@ class Outcome(BaseModel):
 
     @model_validator(mode="after")
     def _directed(self) -> Outcome:
-        if self.goal is None and _OPEN.search(re.sub("(?<=[a-z])(?=[A-Z])", "_", self.metric)):
-            raise ValueError(f'set goal = "min" if a smaller {self.metric} is better, or goal = "max"')
+        if self.goal is None and not gain_word(self.metric):
+            raise ValueError(f'set goal = "min" if less {self.metric} is better, or goal = "max"')
         return self
 
     @property
+    def known_direction(self) -> bool:
+        """True if the name says by itself that more is better."""
+        return bool(gain_word(self.metric))
+
+    @property
+    def share(self) -> bool:
+        """True if the name is that of a share, whose values lie within [0, 1] (or are percent)."""
+        return bool(_SHARE.fullmatch(gain_word(self.metric)))
+
+    @property
     def sign(self) -> int:
-        """1 if greater is better, -1 if smaller is."""
+        """1 if more is better, -1 if less is."""
         return -1 if self.goal == "min" else 1
 
     @property
@@ -69,5 +109,5 @@ class Outcome(BaseModel):
 
     @property
     def direction(self) -> str:
-        """Words about the direction, for a metric whose smaller values are better; otherwise ""."""
-        return "smaller is better" if self.sign < 0 else ""
+        """The direction in words."""
+        return "less is better" if self.sign < 0 else "more is better"

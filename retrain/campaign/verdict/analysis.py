@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal
 
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.verdict import statistics
+from retrain.campaign.verdict import statistics, withholding
 from retrain.campaign.verdict.results import ALL_TASKS, Cell, Results, mean_over_tasks
 from retrain.campaign.verdict.statistics import Estimate, Mean, Test, Tested, mean_of
 from retrain.functional.evaluation import aes
@@ -188,7 +188,7 @@ def _families(tables: Sequence[Results]) -> list[Comparison]:
         families["ladder"] = [(first, *pair) for pair in first.ladder if ladder]
         families["baseline"] = [(first, one, first.baseline) for one in others]
     else:
-        mean = [mean_over_tasks(tables)] if len(tables) > 1 else []
+        mean = [replace(mean_over_tasks(tables), units=withholding.task_units(tables))] if len(tables) > 1 else []
         for label, controls in (("", False), (" of controls", True)):
             side = [one for one in others if (one in first.controls) is controls]
             families[f"pooled{label}"] = [(table, one, first.baseline) for table in mean for one in side]
@@ -210,6 +210,8 @@ def compare(places: Sequence[Pairing], family: str) -> list[Comparison]:
     for place, own, other, with_failures in zip(places, judged, counted, failed, strict=True):
         one = _described(place, family, len(places))
         notes = _remarks(place, replace(one, judged=own), other, with_failures)
+        if place[0].units:
+            notes["withheld"] = place[0].units
         kind = "same" if _same(place) else own.kind
         found.append(replace(one, judged=replace(own, kind=kind), **notes))
     return found
@@ -221,7 +223,10 @@ def _judge(places: Sequence[Pairing]) -> list[Judged]:
         return []
     alpha = places[0][0].alpha
     means = [_mean(place) for place in places]
-    bounds = [_margin(place[0].outcome, mean) for place, mean in zip(places, means, strict=True)]
+    bounds = [
+        _margin(table.outcome, mean, not withholding.margin_problem(table))
+        for (table, *_), mean in zip(places, means, strict=True)
+    ]
     equality, not_worse = (statistics.holm([bound[side] for bound in bounds]) for side in (0, 1))
     judged: list[Judged] = []
     for index, (place, tested) in enumerate(zip(places, _tested(places), strict=True)):
@@ -277,9 +282,9 @@ def _kind(one: Judged, gain: float, alpha: float) -> VerdictKind:
     return "not worse" if one.not_worse <= alpha else "open"
 
 
-def _margin(outcome: Outcome, mean: Mean) -> tuple[float, float]:
+def _margin(outcome: Outcome, mean: Mean, possible: bool) -> tuple[float, float]:
     """Return the p-values of equality within the margin, and of being not worse by more than it."""
-    if outcome.margin is None:
+    if outcome.margin is None or not possible:
         return 1.0, 1.0
     above, below = mean.p_not_above(-outcome.margin), mean.p_not_below(outcome.margin)
     return max(above, below), above if outcome.sign > 0 else below
@@ -350,42 +355,46 @@ def _same(place: Pairing) -> bool:
 
 
 def _remarks(place: Pairing, one: Comparison, counted: Judged, with_failures: Pairing) -> dict[str, str]:
-    """Return the texts on failed runs, on a withheld verdict, and on constant results."""
+    """Return the texts on failed runs, on a withheld verdict, and on runs without an effect."""
     table, *pair = place
     lost = {label: [cell for cell in table.of(label) if cell.status == "failed"] for label in pair}
-    found = {"failures": "", "withheld": "", "warning": ""}
+    texts = {"failures": "", "withheld": "", "warning": ""}
     failed = sum(map(len, lost.values()))
     if failed and one.seeds:
         mean = _mean(with_failures)
         verdict = "inconclusive" if counted.kind == "open" else counted.kind
         whose = " and ".join(f"{len(cells)} of {label}" for label, cells in lost.items() if cells)
-        found["failures"] = f"with the {plural(failed, 'failed run')} ({whose}) counted as the worst value seen, "
-        found["failures"] += f"{mean.value:+.3f}: {verdict}"
+        texts["failures"] = f"with the {plural(failed, 'failed run')} ({whose}) counted as the worst value seen, "
+        texts["failures"] += f"{mean.value:+.3f}: {verdict}"
         gains = {"better": lost[pair[0]], "worse": lost[pair[1]]}.get(one.judged.kind, [*lost[pair[0]], *lost[pair[1]]])
         if gains and one.judged.kind not in ("open", counted.kind):
-            found["withheld"] = "the failed runs decide"
+            texts["withheld"] = "the failed runs decide"
     constant = [label for label in pair if _constant(table, label)]
-    values = [table.values(label) for label in pair]
-    if constant and any(map(len, values)):
-        found["warning"] = f"every seed of {' and of '.join(constant)} has the same result: the seed changes nothing"
+    if constant and any(map(table.values, pair)):
+        texts["warning"] = f"every seed of {' and of '.join(constant)} has the same result: the seed changes nothing"
     if len(constant) == 2 and one.mean.value:
-        found |= {"withheld": found["warning"], "warning": ""}
-    if all(values) and _scales_differ(*(median(map(abs, part)) for part in values)):
-        found["withheld"] = " and ".join(f"{median(part):.3g}" for part in values) + ": percent and share?"
-    return found
+        texts |= {"withheld": texts["warning"], "warning": ""}
+    return texts | _health(table, pair, texts["warning"])
+
+
+def _health(table: Results, pair: Sequence[str], warning: str) -> dict[str, str]:
+    """Return the texts on values of different units and on runs that trained nothing."""
+    if units := withholding.other_units(table, pair):
+        return {"withheld": units}
+    some = [warning] if warning else []
+    for label in pair:
+        count, reason = withholding.trained_nothing(table, label)
+        runs = len(table.done(label))
+        if count and count == runs:
+            return {"withheld": f"{'all ' * (runs > 1)}{plural(runs, 'run')} of {label} trained nothing: {reason}"}
+        some += [f"{count} of {runs} runs of {label} trained nothing: {reason}"] if count else []
+    return {"warning": "; ".join(some)}
 
 
 def _constant(table: Results, condition: str) -> bool:
     """Return True if all runs of a condition, at least three, have equal curves that do not end at 0 or 1."""
     curves = [cell.curve for cell in table.done(condition).values()]
     return len(curves) >= statistics.MIN_SEEDS and len(set(curves)) == 1 and curves[0][-1][1] not in (0.0, 1.0)
-
-
-def _scales_differ(left: float, right: float) -> bool:
-    """Return True if one value is a share and the other is about a hundred times as large."""
-    low, high = sorted((left, right))
-    # The factor is about 100, and methods may differ by three in either direction.
-    return 0 < low <= 1 < high <= 100 and 30 <= high / low <= 300
 
 
 def _aes(table: Results, cell: Cell, base: Cell) -> float | None:

@@ -1,4 +1,4 @@
-"""`retrain compare`: compare runs, campaigns, or files of results."""
+"""`retrain compare`: compare runs, campaigns, or a file of results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from retrain.campaign.plan.outcome import Goal, Outcome, Summary
 from retrain.campaign.plan.plan_file import PLAN, read_plan
 from retrain.campaign.verdict.analysis import Analysis, analyze
-from retrain.campaign.verdict.result_files import tables_of_rows
-from retrain.campaign.verdict.result_rows import only_metric, rows_of_files
 from retrain.campaign.verdict.results import Results
+from retrain.campaign.verdict.results_file import only_metric, read_results_file
 from retrain.campaign.verdict.run_facts import measured_differently, what_differs
 from retrain.campaign.verdict.run_reader import read_runs
+from retrain.campaign.verdict.runs_of_file import runs_of_file
+from retrain.campaign.verdict.withholding import margin_problem
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.report.page import Table
 
@@ -48,8 +49,8 @@ class Asked(NamedTuple):
             return Outcome.model_validate(values)
         except ValidationError as error:
             one, metric = error.errors()[0], values["metric"]
-            found = "metric", "the name leaves open whether greater is better"
-            fix = f"add --goal min if a smaller {metric} is better, or --goal max"
+            found = "metric", "its name does not say whether more is better"
+            fix = f"add --goal min if less {metric} is better, or --goal max"
             if one["loc"]:
                 found, fix = (str(one["loc"][0]), str(one["msg"])), "change it"
             raise ConfigError.at(metric, f"--{found[0]}", found[1], fix) from error
@@ -62,31 +63,32 @@ def check_output(file: Path, inputs: Sequence[Path]) -> None:
 
 
 def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
-    """Compare runs and campaigns (directories), or results of other programs (files).
+    """Compare runs and campaigns (directories), or the runs in a file of results.
 
     Args:
-        paths: directories or files; the first is the baseline.
+        paths: directories, the first of which is the baseline, or one file.
         asked: options; None: the defaults.
     Raises:
-        ConfigError: a path does not exist or has no run, directories and files are mixed, or runs were measured
-            differently.
+        ConfigError: a path does not exist or has no run, a file is not alone, or runs were measured differently.
         DataError: a file of results cannot be read.
     """
     asked = asked or Asked()
     if missing := [path for path in paths if not path.exists()]:
-        places = [ConfigProblem(str(path), 0, 0, "RUNS", "does not exist", "check the path") for path in missing]
-        raise ConfigError(places)
+        raise ConfigError(
+            [ConfigProblem(str(path), 0, 0, "RUNS", "does not exist", "check the path") for path in missing]
+        )
     files = [path for path in paths if path.is_file()]
-    if files and len(files) < len(paths):
-        other = next(path for path in paths if path not in files)
-        fix = "compare results.csv, which `retrain report` writes for a campaign, with the files"
-        raise ConfigError.at(other, "RUNS", "not a file, but other paths are", fix)
+    if files and len(paths) > 1:
+        fix = "write the rows of all runs into one table, as docs/compare.md shows; results.csv of a campaign is one"
+        raise ConfigError.at(files[0], "RUNS", "a file is compared alone", fix)
     if files:
-        rows = rows_of_files(files)
-        tables = tables_of_rows(rows, asked.outcome(metric=asked.metric or only_metric(rows)))
+        rows = read_results_file(files[0])
+        tables = runs_of_file(files[0], rows, asked.outcome(metric=asked.metric or only_metric(rows)))
     else:
         tables = [_of_runs(paths, asked)]
-    return analyze([replace(one, paired=not asked.unpaired) for one in tables])
+    if problem := next(filter(None, map(margin_problem, tables)), ""):
+        raise ConfigError.at(paths[0], "--margin", problem, "give it in the unit of the metric")
+    return analyze([replace(results, paired=not asked.unpaired) for results in tables])
 
 
 def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:

@@ -5,7 +5,7 @@ A failed, missing or unfinished cell stays in the table with its reason; it has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from retrain.campaign.plan.declaration import Declaration
 from retrain.campaign.plan.outcome import Outcome
+from retrain.errors import DataError
 
 SPENT = ("rollouts", "tokens", "seconds")
 """Names of the costs of a run."""
@@ -30,13 +31,16 @@ class Cell:
         status: "done", "failed", "missing" (never started), "unfinished" or "unreadable" (damaged files).
         reason: explains a missing result; empty when done.
         curve: (step, value of the outcome's metric) of every evaluation or step, in order.
-        mean: True if the result is the mean of the curve, False if it is the last value.
+        mean: True if the result is the mean over the shared steps, False if it is the last value.
+        shared_steps: the steps of the curve that all runs of the task have; None: all its own.
         avg_tokens: mean length of a held-out completion at the last evaluation.
         problems: number of held-out problems behind an accuracy; 0 if the metric is not a share of problems.
-        answers: problem -> value, for files with a row for each problem.
+        answers_by_step: step -> problem -> value, for files with a row for each problem.
         spent: cumulative rollouts, tokens and seconds after 0, 1, 2, ... steps.
         host, attempts: machine that ran it, and number of starts.
         start: index of its warm start.
+        no_update: why no step of the run changed a weight; "" if one did, or if it is not known.
+        findings: names of what the run says is wrong with it.
     """
 
     condition: str
@@ -46,13 +50,16 @@ class Cell:
     reason: str = ""
     curve: tuple[tuple[int, float], ...] = ()
     mean: bool = False
+    shared_steps: frozenset[int] | None = None
     avg_tokens: float | None = None
     problems: int = 0
-    answers: Mapping[str, float] = field(default_factory=dict[str, float])
+    answers_by_step: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
     spent: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),)
     host: str = ""
     attempts: int | None = None
     start: int = 0
+    no_update: str = ""
+    findings: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -60,22 +67,33 @@ class Cell:
         return self.status == "done"
 
     @property
+    def shared_curve(self) -> list[tuple[int, float]]:
+        """The curve at the shared steps."""
+        return [point for point in self.curve if self.shared_steps is None or point[0] in self.shared_steps]
+
+    @property
+    def answers(self) -> Mapping[str, float]:
+        """Value of each problem at the last step of the curve; empty if they are not known."""
+        return self.answers_by_step.get(self.curve[-1][0], {}) if self.curve else {}
+
+    @property
     def result(self) -> float | None:
-        """Last value of the curve, or its mean; None unless done."""
+        """Last value of the curve, or the mean over the shared steps; None unless done."""
         if not self.done:
             return None
-        return fmean(value for _, value in self.curve) if self.mean else self.curve[-1][1]
+        return fmean(value for _, value in self.shared_curve) if self.mean else self.curve[-1][1]
 
     @property
     def area(self) -> float | None:
-        """Mean value during training: trapezoidal area under the curve, divided by the steps.
+        """Mean value during training: trapezoidal area under the curve at the shared steps, divided by the steps.
 
-        None unless done, or if there is only one value.
+        None unless done, or if there are fewer than two shared steps.
         """
-        if not self.done or len(self.curve) < 2:
+        curve = self.shared_curve
+        if not self.done or len(curve) < 2:
             return None
-        area = sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairwise(self.curve))
-        return area / (self.curve[-1][0] - self.curve[0][0])
+        area = sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairwise(curve))
+        return area / (curve[-1][0] - curve[0][0])
 
     @property
     def total(self) -> tuple[float, float, float]:
@@ -113,6 +131,7 @@ class Results:
         one_start: True if all runs begin from one warm start.
         paired: True if runs of one seed are a pair.
         with_result: verb for runs with a result: "finished", or "have a result" if their planned length is unknown.
+        units: why values of several tasks have no mean; "" if they have.
         steps_note: sentences about the step at which runs of different lengths are compared; "" for equal lengths.
     """
 
@@ -131,6 +150,7 @@ class Results:
     one_start: bool = False
     paired: bool = True
     with_result: str = "finished"
+    units: str = ""
     steps_note: str = ""
 
     @property
@@ -182,13 +202,13 @@ class Results:
         sign = self.outcome.sign
         worst = sign * min((sign * cell.result for cell in self.runs if cell.result is not None), default=0.0)
         counted = {
-            place: replace(cell, status="done", curve=((0, worst),)) if cell.status == "failed" else cell
+            place: replace(cell, status="done", curve=((0, worst),), mean=False) if cell.status == "failed" else cell
             for place, cell in self.cells.items()
         }
         return replace(self, cells=counted)
 
 
-def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:
+def results_of(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:
     """Build `Results` from cells, in their order.
 
     The threshold is the value at which the baseline has made nine tenths of its improvement
@@ -210,6 +230,32 @@ def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **mo
     first, last = (fmean(curve[end][1] for curve in curves) for end in (0, -1))
     better = results.outcome.sign * (last - first) > 0
     return replace(results, threshold=first + 0.9 * (last - first)) if better else results
+
+
+def at_shared_steps(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the runs of one task with the steps that all of them have, for means and areas.
+
+    Equal curves that were evaluated every 10 and every 50 steps differ in their mean over all of their steps.
+
+    Raises:
+        DataError: a mean is the result, and the runs share fewer than two steps.
+    """
+    done = [cell for cell in cells if cell.done]
+    steps = [frozenset(step for step, _ in cell.curve) for cell in done]
+    shared = frozenset[int].intersection(*steps) if steps else frozenset[int]()
+    if len(shared) < 2 and any(cell.mean for cell in done):
+        runs = {
+            cell.condition: f"{cell.condition} seed {cell.seed} at {_few(own)}"
+            for cell, own in zip(done, steps, strict=True)
+        }
+        problem = f"a mean over training needs two steps at which all runs were measured, not {len(shared)}"
+        raise DataError(f"{done[0].path}: {problem}: {'; '.join(runs.values())}; use the last value")
+    return [replace(cell, shared_steps=shared) for cell in cells]
+
+
+def _few(steps: Collection[int]) -> str:
+    """Return the first steps: `0, 10, 20, ...`."""
+    return ", ".join(map(str, sorted(steps)[:3])) + ", ..." * (len(steps) > 3)
 
 
 def mean_over_tasks(tables: Sequence[Results]) -> Results:

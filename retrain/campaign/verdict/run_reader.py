@@ -16,10 +16,11 @@ from typing import Any
 from retrain.campaign.plan.declaration import declaration
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.plan.plan_file import PLAN, read_outcome, read_plan
-from retrain.campaign.verdict.results import Cell, Results, table
+from retrain.campaign.verdict.results import Cell, Results, at_shared_steps, results_of
 from retrain.campaign.verdict.run_facts import configuration, settings
 from retrain.errors import StorageError
 from retrain.report.run_summary import no_run
+from retrain.run.findings import weights_changed
 from retrain.storage.run_files import read_rows, understood
 from retrain.system.records import read_json
 
@@ -42,22 +43,30 @@ def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = Non
         ConfigError: the path is not a campaign.
         StorageError: its plan cannot be read.
     """
-    plan, name = read_plan(directory), directory.resolve().name
-    seeds, outcome = list(dict.fromkeys(job.seed for job in plan.cells)), outcome or plan.measured[0]
-    cells = [
-        replace(
-            read_cell(directory / job.path, job.method if task else job.condition, job.seed, job.max_steps, outcome),
-            start=seeds.index(job.seed) % plan.warm_starts,
-        )
-        for job in plan.cells
-        if task in ("", job.task)
-    ]
+    plan = read_plan(directory)
+    name = directory.resolve().name
+    outcome = outcome or plan.measured[0]
+    seeds = list(dict.fromkeys(job.seed for job in plan.cells))
+    cells: list[Cell] = []
+    for each in [task] if task else plan.tasks or ("",):
+        of_task = [
+            replace(
+                read_cell(
+                    directory / job.path, job.method if task else job.condition, job.seed, job.max_steps, outcome
+                ),
+                start=seeds.index(job.seed) % plan.warm_starts,
+            )
+            for job in plan.cells
+            if job.task == each
+        ]
+        cells += at_shared_steps(of_task)
     if plan.tasks and not task:
-        return table(name, cells, alpha=plan.alpha, outcome=outcome)
+        return results_of(name, cells, alpha=plan.alpha, outcome=outcome)
     facts = plan.model_dump(include={"baseline", "alpha", "ladder", "controls"}) | {"task": task}
-    found = table(f"{name}: {task}" if task else name, cells, outcome=outcome, declared=declaration(plan), **facts)
-    warmed = bool(configuration(found).get("warmup", {}).get("steps"))
-    return replace(found, one_start=warmed and found.starts == 1)
+    name = f"{name}: {task}" if task else name
+    results = results_of(name, cells, outcome=outcome, declared=declaration(plan), **facts)
+    warmed = bool(configuration(results).get("warmup", {}).get("steps"))
+    return replace(results, one_start=warmed and results.starts == 1)
 
 
 def read_campaign_tables(directory: Path) -> list[Results]:
@@ -89,19 +98,25 @@ def read_cell(
 
 
 def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
-    path, ended = cell.path, read_outcome(cell.path)
-    config, _ = (read_json(path / name) for name in ("config.resolved.json", "environment.json"))
-    status, reason = _status(path, ended)
-    metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")
+    path = cell.path
+    ended = read_outcome(path)
+    config = read_json(path / "config.resolved.json")
+    facts = read_json(path / "status.json")
+    read_json(path / "environment.json")  # for its error, if the file is damaged
+    metrics = read_rows(path / "metrics.jsonl")
+    evals = read_rows(path / "eval.jsonl")
     if max_steps is None:
         max_steps = int(config["training"]["max_steps"]) if metrics else 0
-    if read_json(path / "status.json").get("stopped"):  # [training] stop_when
+    if facts.get("stopped"):  # [training] stop_when
         max_steps = len(metrics)
     key = outcome.key
     of_steps = not any(key in row for row in evals) and any(key in row for row in metrics)
+    status, reason = _status(ended, facts)
     if status == "done" and (why := _no_result(metrics, evals, max_steps, key, of_steps)):
         status, reason = "failed", why
     spent = [accumulate([float(row.get(name, 0.0)) for row in metrics], initial=0.0) for name in _SPENT_KEYS]
+    findings = {finding["name"]: finding["text"] for finding in facts.get("findings", ())}
+    idle = metrics and not any(map(weights_changed, metrics))
     return replace(
         cell,
         status=status,
@@ -113,6 +128,8 @@ def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
         spent=tuple(zip(*spent, strict=True)),
         host=str(ended.get("host") or ""),
         attempts=ended.get("attempts"),
+        no_update=findings.get("no_update", "no step changed the weights") if idle else "",
+        findings=tuple(findings),
     )
 
 
@@ -142,9 +159,8 @@ def _no_result(
     return "" if any(_known(row, key) for row in rows) else f"neither eval.jsonl nor metrics.jsonl has {key!r}"
 
 
-def _status(path: Path, ended: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (status, reason) of a run directory."""
-    stored = read_json(path / "status.json")
+def _status(ended: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (status, reason) of a run from its outcome.json and its status.json."""
     state = ended.get("status") or stored.get("outcome")
     if state in ("done", "finished"):
         return "done", ""
@@ -189,7 +205,8 @@ def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
         cells += _labelled(group, taken)
     order = {path: index for index, path in reversed([*enumerate(paths)])}
     cells.sort(key=lambda cell: min(order[path] for path in (cell.path, *cell.path.parents) if path in order))
-    return table("comparison", cells, outcome=outcome)
+    several_tasks = any(read_plan(path).tasks for path in campaigns)
+    return results_of("comparison", cells if several_tasks else at_shared_steps(cells), outcome=outcome)
 
 
 def _run(path: Path, outcome: Outcome) -> tuple[str, Cell]:

@@ -78,7 +78,7 @@ def short(one: Comparison) -> str:
 def sentence(one: Comparison) -> str:
     """Format a comparison as a sentence, such as
 
-    `gtpo on top of maxrl: +0.012 accuracy, 95% CI [-0.004, +0.028], 8 seeds: inconclusive (corrected p = .19); ...`.
+    `gtpo on top of maxrl: +0.012 accuracy (more is better), 95% CI [-0.004, +0.028], 8 seeds: inconclusive; ...`.
     """
     if not one.seeds:
         return f"{title(one)}: no seed has a result in both."
@@ -101,7 +101,8 @@ def numbers(one: Comparison) -> str:
     if one.left_out:
         lone = ", ".join(map(str, one.left_out))
         seeds += f" (seed{'s' * (len(one.left_out) != 1)} {lone} without a pair)"
-    return f"{estimate(one.difference, '+.3f', f' {one.outcome.metric}')}, {seeds}"
+    unit = f" {one.outcome.metric} ({one.outcome.direction})"
+    return f"{estimate(one.difference, '+.3f', unit)}, {seeds}"
 
 
 def conclusion(one: Comparison) -> str:
@@ -130,7 +131,7 @@ def _tested(one: Comparison) -> list[str]:
     judged, corrected = one.judged, "corrected " * (one.size > 1)
     if not judged.test or one.withheld or one.kind == "same":
         return []
-    found = [one.outcome.direction] if one.outcome.direction else []
+    found: list[str] = []
     margins = {"equal": (judged.equality, "two one-sided t tests"), "not worse": (judged.not_worse, "one-sided t test")}
     if one.kind in margins:
         p, test = margins[one.kind]
@@ -196,9 +197,8 @@ def pictured(found: Sequence[Comparison]) -> list[str]:
             row = texts(one)
             first = f"{MARKS[one.kind]} {row['verdict']}", row["comparison"], picture(one, span)
             rows.append((*first, row["difference"], row["seeds"], row["decided"]))
-    better = f" ({outcome.direction})" if outcome.direction else ""
     p = "p" if all(one.size == 1 for one in found) else "corrected p"
-    header = ("", "", _axis(span), f"{outcome.metric}{better}", "seeds" if found[0].paired else "runs", p)
+    header = ("", "", _axis(span), f"{outcome.metric}, {outcome.direction}", "seeds" if found[0].paired else "runs", p)
     return [line.rstrip() for line in Table(header, rows).aligned()]
 
 
@@ -300,7 +300,7 @@ def notes(analysis: Analysis) -> list[str]:
         lines.append("McNemar's exact test speaks of these two models, not of the methods: train several seeds of each")
     if any(one.paired and not one.seeds and _has_results(analysis, one) for one in found):
         lines.append("no seed in common: give --unpaired, or train both methods with the same seeds")
-    return [*lines, *circumstances(analysis), *lost_lines(analysis)]
+    return [*lines, *circumstances(analysis), *lost_lines(analysis), *findings_lines(analysis)]
 
 
 def _has_results(analysis: Analysis, one: Comparison) -> bool:
@@ -313,6 +313,17 @@ def circumstances(analysis: Analysis) -> list[str]:
     declared = [analysis.first.declared.sentence] if analysis.first.declared else []
     notes = [(table.task, table.steps_note) for table in analysis.main if table.steps_note]
     return [*declared, *(f"{task}: {note}" if task else note for task, note in notes)]
+
+
+def findings_lines(analysis: Analysis) -> list[str]:
+    """Name what the runs of each condition say is wrong with them: `grpo: cut_off in 3 of 8 runs`."""
+    lines: list[str] = []
+    for label in analysis.first.conditions:
+        runs = [cell for results in analysis.main for cell in results.done(label).values()]
+        counts = Counter(name for cell in runs for name in cell.findings)
+        named = [f"{name} in {count} of {plural(len(runs), 'run')}" for name, count in counts.most_common()]
+        lines += [f"findings of {label}: {', '.join(named)}"] if named else []
+    return lines
 
 
 def lost_lines(analysis: Analysis, most: int = 2 * _NAMED) -> list[str]:

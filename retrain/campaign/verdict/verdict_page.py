@@ -33,7 +33,6 @@ from retrain.report.page import Table, fill, plural
 from retrain.report.samples import conversation
 from retrain.report.shown_settings import settings
 from retrain.system.files import plain_files, write_text, writing
-from retrain.system.records import read_json
 
 _TOKENS = 400
 """Largest number of tokens of a completion in the credit map."""
@@ -90,9 +89,8 @@ def paper(analysis: Analysis) -> str:
     """Return the tables of conditions, differences and runs for a paper, as LaTeX."""
     name, last = analysis.first.name, f"{analysis.first.outcome.label}, by seed"
     found = {f"{name}: {title or 'conditions'}": table for title, table in conditions(analysis)}
-    found[f"{name}: differences. {' '.join([sentences.note(analysis), *sentences.circumstances(analysis)])}"] = (
-        differences(analysis)
-    )
+    notes = [sentences.note(analysis), *(f"{line.rstrip('.')}." for line in sentences.remarks(analysis))]
+    found[f"{name}: differences. {' '.join(notes)}"] = differences(analysis)
     return latex.tables(found | {f"{table.name}: {last}": runs(table) for table in analysis.main})
 
 
@@ -210,13 +208,12 @@ def _verdicts(analysis: Analysis, metric: str) -> dict[str, Any]:
     """Return the lines of one outcome, family by family, and their axis."""
     found = [one for one in analysis.shown if one.outcome.metric == metric]
     span, outcome = figures.forest_span(found), next(one for one in analysis.outcomes if one.metric == metric)
-    direction = outcome.direction or "greater is better"
     margin = f"; the band is the margin of {outcome.margin:g}" if outcome.margin else ""
     families = [
         (sentences.TITLES[family], [_line(one, span) for one in family_of])
         for family, family_of in ((name, list(group)) for name, group in groupby(found, lambda one: one.family))
     ]
-    return {"title": f"{metric}: {direction}{margin}", "families": families, "axis": figures.forest_axis(span)}
+    return {"title": f"{metric}: {outcome.direction}{margin}", "families": families, "axis": figures.forest_axis(span)}
 
 
 def _line(one: Comparison, span: tuple[float, float]) -> dict[str, str]:
@@ -270,8 +267,7 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
     """Return the tables of means over runs: conditions with all outcomes, or tasks by conditions for each outcome."""
     first = analysis.first
     if len(analysis.main) == 1 and not first.task:
-        facts = {cell.path: read_json(cell.path / "status.json") for cell in first.runs if cell.done}
-        return [("", Table.of([_summary(analysis, one) | _findings(first, one, facts) for one in first.conditions]))]
+        return [("", Table.of([_summary(analysis, one) for one in first.conditions]))]
     found: list[tuple[str, Table]] = []
     for outcome in analysis.outcomes:
         tables = [table for table in analysis.tables if table.outcome == outcome]
@@ -279,19 +275,6 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
         rows = [{"task": table.task} | own for table, own in zip(tables, means, strict=True)]
         found.append((f"{outcome.label} by task", Table.of(rows)))
     return found
-
-
-def _findings(results: Results, condition: str, facts: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the findings of a condition's runs, and its runs without a change of accuracy; {} if no run looked.
-
-    Args:
-        facts: content of the status.json of every finished run, by the run's directory.
-    """
-    if not any(one.get("looked_at") for one in facts.values()):
-        return {}
-    own = [facts[cell.path].get("findings", ()) for cell in results.done(condition).values()]
-    unchanged = sum(any(one["name"] == "nothing_learned" for one in found) for found in own)
-    return {"findings": str(sum(map(len, own))), "no significant change": f"{unchanged} of {len(own)}"}
 
 
 def _summary(analysis: Analysis, condition: str) -> dict[str, str]:

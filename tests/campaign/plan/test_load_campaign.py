@@ -244,6 +244,13 @@ def test_what_is_wrong_with_the_section_as_a_whole_is_a_mistake_of_the_file(prob
     assert "`outcomes` replaces metric" in found or "an outcome is listed twice" in found
 
 
+def test_a_margin_beyond_the_range_of_a_share_is_a_mistake(problems):
+    (found,) = problems(
+        "[campaign]\nseeds = 2\nmargin = 2.0\n[[campaign.conditions]]\n[[campaign.conditions]]\nlabel = 'b'\n"
+    )
+    assert "a margin of 2 is beyond the range of accuracy, 0 to 1" in found
+
+
 def test_a_condition_that_is_another_ones_twin_is_refused(problems):
     found = problems("""[[campaign.conditions]]
 advantage_mode = "grpo"

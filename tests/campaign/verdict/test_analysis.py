@@ -111,7 +111,7 @@ def test_failed_and_missing_runs_leave_their_seed_out_of_the_pairs_only(results)
 
 
 def test_a_large_effect_over_four_seeds_has_a_verdict_by_the_t_test():
-    table = noisy(-0.7, seeds=4, base=0.9) | {"c": noisy(0.014, seeds=4, sd=0.02, base=0.9)["b"]}
+    table = noisy(-0.7, seeds=4, base=0.85) | {"c": noisy(0.014, seeds=4, sd=0.02, base=0.85)["b"]}
     worse, other = analyze([simulated(table, ladder=())]).comparisons
     assert (short(worse), short(other)) == ("worse (t test)", "inconclusive")
     expected = reference.holm([one.mean.p for one in (worse, other)])
@@ -125,7 +125,7 @@ def test_a_large_effect_over_four_seeds_has_a_verdict_by_the_t_test():
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_fewer_than_three_seeds_have_no_verdict(seeds):
-    one = only(simulated(noisy(0.5, seeds=seeds)))
+    one = only(simulated(noisy(0.3, seeds=seeds)))
     assert (one.kind, one.judged.test, short(one)) == ("open", "", "no verdict")
     assert conclusion(one) == f"no verdict; {seeds} seed{'s' * (seeds > 1)}, a verdict needs 3"
 
@@ -190,15 +190,15 @@ def test_a_smaller_value_is_better_if_the_goal_says_so():
     loss = Outcome(metric="eval_loss", goal="min", margin=0.05)
     worse = only(simulated(noisy(0.511, base=2.0), outcome=loss))
     assert sentence(worse).startswith("b against a: +0.5")
-    assert " eval_loss, " in sentence(worse)
-    assert conclusion(worse) == "worse (smaller is better; p = .0078)"
+    assert " eval_loss (less is better), 95% CI" in sentence(worse)
+    assert conclusion(worse) == "worse (p = .0078)"
     assert short(only(simulated(noisy(-0.511, base=2.0), outcome=loss))) == "better"
     shown = only(simulated(noisy(-0.03, base=2.0, sd=0.04), outcome=loss))
     assert short(shown) == "not worse by more than 0.05"
 
 
 def test_many_comparisons_without_a_verdict_share_a_line():
-    few, many = (simulated({str(label): [0.1 * label, 0.2] for label in range(count)}) for count in (3, 8))
+    few, many = (simulated({str(label): [0.01 * label + 0.11, 0.2] for label in range(count)}) for count in (3, 8))
     assert text(analyze([few])).count("a verdict needs 3") == 3
     assert text(analyze([many])).count("a verdict needs 3") == 1
 
@@ -244,7 +244,7 @@ def test_identical_runs_are_said_to_be_identical():
 
 
 def test_the_verdict_is_withheld_if_no_seed_changes_anything():
-    one = only(simulated({"a": [0.1] * 8, "b": [0.2] * 8}))
+    one = only(simulated({"a": [0.15] * 8, "b": [0.2] * 8}))
     assert (one.judged.corrected, one.kind, short(one)) == (2 / 2**8, "open", "no verdict")
     assert conclusion(one) == "no verdict: every seed of b and of a has the same result: the seed changes nothing"
     assert texts(one)["corrected p"] == "-", "a p-value would be read as a verdict"
@@ -252,12 +252,6 @@ def test_the_verdict_is_withheld_if_no_seed_changes_anything():
     assert short(constant) == "better"
     assert conclusion(constant).endswith("; every seed of b has the same result: the seed changes nothing")
     assert short(only(simulated({"a": [0.0] * 8, "b": [1.0] * 8}))) == "better", "saturated, not constant"
-
-
-def test_the_verdict_is_withheld_if_scales_differ_by_a_hundred():
-    one = only(simulated({"a": [0.42, 0.43, 0.41], "b": [41.0, 44.0, 43.0]}))
-    assert conclusion(one).startswith("no verdict: 43 and 0.42: percent and share?")
-    assert not only(simulated({"a": [0.5, 0.6, 0.55], "b": [2.0, 2.1, 2.3]})).withheld
 
 
 def test_better_is_withheld_if_the_failed_runs_decide():
@@ -270,7 +264,7 @@ def test_better_is_withheld_if_the_failed_runs_decide():
     assert conclusion(one).startswith("no verdict: the failed runs decide; ")
     turned = {"a": table["b"], "b": table["a"]}
     assert short(only(simulated(turned))) == "no verdict", "the condition is worse than the runs that survived"
-    harmless = noisy(0.5, seeds=12)
+    harmless = noisy(0.3, seeds=12)
     harmless["a"][2] = None
     one = only(simulated(harmless))
     assert short(one) == "better"

@@ -9,10 +9,10 @@ import pytest
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import analyze
 from retrain.campaign.verdict.credit_map import credit_map
-from retrain.campaign.verdict.result_files import tables_of_rows
-from retrain.campaign.verdict.result_rows import rows_of_files
+from retrain.campaign.verdict.results_file import read_results_file
 from retrain.campaign.verdict.run_facts import environments, what_differs
 from retrain.campaign.verdict.run_reader import read_campaign
+from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.campaign.verdict.sentences import short, title, why
 from retrain.campaign.verdict.verdict_page import exported, render, write_report
 from retrain.errors import StorageError
@@ -177,25 +177,27 @@ def test_environments_are_counted(results, tmp_path):
 
 def test_the_findings_of_runs_are_counted(tmp_path):
     directory = write_campaign(tmp_path / "found", conditions=("grpo", "maxrl"), **SMALL)
-    assert "no significant change" not in render(analyze([read_campaign(directory)]), [])
-    one = {"step": 10, "text": "a text", "page": "a page"}
+    assert "findings of" not in render(analyze([read_campaign(directory)]), [])
+    finding = {"step": 10, "text": "a text", "page": "a page"}
     names = {"grpo/s0": ["cut_off", "nothing_learned"], "grpo/s1": ["nothing_learned"], "maxrl/s0": []}
     for place, found in names.items():
-        facts = {"outcome": "finished", "looked_at": ["cut_off"], "findings": [one | {"name": name} for name in found]}
+        facts = {"outcome": "finished", "findings": [finding | {"name": name} for name in found]}
         (directory / "cells" / place / "status.json").write_text(json.dumps(facts))
-    text = write_report(directory).files[1].read_text()
-    assert re.search(r"\| condition \| runs \|.* findings \| no significant change \|", text)
-    assert re.search(r"\| grpo \| 3 \|.* 3 \| 2 of 3 \|", text)
-    assert re.search(r"\| maxrl \| 3 \|.* 0 \| 0 of 3 \|", text)
+    report = write_report(directory)
+    line = "findings of grpo: nothing_learned in 2 of 3 runs, cut_off in 1 of 3 runs"
+    for text in (report.text, *(file.read_text() for file in report.files[:3])):
+        assert line in text.replace("\\_", "_")
+        assert "findings of maxrl" not in text
 
 
 def test_the_first_outcome_is_drawn_over_the_second(tmp_path):
     lengths = {"grpo": 40, "dca": 36}
     lines = [f"{name},{seed},{0.7 + seed / 100},{lengths[name] + seed}" for name in lengths for seed in range(3)]
     (tmp_path / "runs.csv").write_text("\n".join(["condition,seed,accuracy,avg_tokens", *lines]))
-    rows = rows_of_files([tmp_path / "runs.csv"])
+    file = tmp_path / "runs.csv"
+    rows = read_results_file(file)
     outcomes = Outcome(), Outcome(metric="avg_tokens", goal="min")
-    drawn = exported(analyze([table for outcome in outcomes for table in tables_of_rows(rows, outcome)]))
+    drawn = exported(analyze([table for outcome in outcomes for table in runs_of_file(file, rows, outcome)]))
     chart = drawn["result and accuracy over avg_tokens"].svg
     (long, high), (brief, same) = re.findall(
         r'<path class="center c\d" transform="translate\(([\d.]+) ([\d.]+)\)', chart
