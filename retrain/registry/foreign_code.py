@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import distribution, distributions, packages_distributions
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from retrain.errors import ForeignCodeError
 from retrain.registry.sources import is_installed
 
+_PACKAGE = __name__.partition(".")[0]
 FIX = "check the value, then add --trust, or override the key with --set"
 
 
@@ -46,18 +52,51 @@ def refused(run: Path) -> Generator[None]:
         sys.meta_path.remove(finder)
 
 
-def check_is_own(path: str, module: ModuleType, directories: Iterable[Path]) -> None:
-    """Raise ForeignCodeError inside `refused` unless a module is in one of the directories and not installed.
+def check_is_own(path: str, module: ModuleType, target: Any, directories: Sequence[Path]) -> None:
+    """Raise ForeignCodeError inside `refused` unless an object is defined in a file of the user.
 
-    Functions of Python and of packages are not the user's: `os.system` as a reward would run text of the model.
+    Functions of Python and of packages are not the user's: `os.system` as a reward would run text of the model. The
+    module that defines the object counts as well as the one that the path names, because a module of the user may
+    import `subprocess.run`.
 
     Args:
         path: the dotted path, for the error.
         module: the module that it names.
-        directories: the working directory and the search paths.
+        target: the object that it names.
+        directories: the working directory, its `plugins/`, and the search paths.
     """
     if not any(isinstance(finder, _RunFinder) for finder in sys.meta_path):
         return
-    file = Path(getattr(module, "__file__", None) or "/")
-    if is_installed(module.__spec__) or not any(file.resolve().is_relative_to(one.resolve()) for one in directories):
+    modules = [module]
+    if inspect.isroutine(target) or inspect.isclass(target):
+        modules.append(sys.modules.get(target.__module__, sys))
+    if not all(_is_users(defining, directories) for defining in modules):
         raise ForeignCodeError(f'"{path}" is neither a component nor a file of the working directory', FIX)
+
+
+def _is_users(module: ModuleType, directories: Sequence[Path]) -> bool:
+    """Return True if a module is a file in one of the directories and part of no installed distribution."""
+    file = Path(getattr(module, "__file__", None) or "/").resolve()
+    package = module.__name__.partition(".")[0]
+    if package == _PACKAGE or is_installed(module.__spec__) or not _within(file, directories):
+        return False
+    for name in packages_distributions().get(package, ()):  # pip install --target, or an archive on PYTHONPATH
+        if file.is_relative_to(Path(str(distribution(name).locate_file(""))).resolve()):
+            return False
+    # The whole folder of an editable installation belongs to it: its tests and scripts can be imported too.
+    return not _within(file, _editable_folders()) or _within(file, directories[1:])
+
+
+def _within(file: Path, directories: Iterable[Path]) -> bool:
+    return any(file.is_relative_to(directory.resolve()) for directory in directories)
+
+
+def _editable_folders() -> Iterator[Path]:
+    """Yield the folders of editable installations (PEP 610), and the checkout of this package."""
+    checkout = Path(__file__).resolve().parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        yield checkout
+    for installed in distributions():
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            yield Path(unquote(urlsplit(origin["url"]).path))

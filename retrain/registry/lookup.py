@@ -112,7 +112,7 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
         return _load_entry_point(kind, name)
     if is_dotted(name):
         components()  # register all names first, so that the user's code cannot take one of them
-        return _from_target(kind, name, load_object(name, search_paths), "dotted path")
+        return _from_target(kind, name, load_object(name, search_paths, kind), "dotted path")
     listed = f"known: {', '.join(names(kind)) or 'none'}, or a dotted path to your own"
     raise ComponentError(f'no {kind} named "{name}"', did_you_mean(name, names(kind), listed))
 
@@ -200,12 +200,13 @@ def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
     return create_model(readers[0].table, __config__=config, **fields)
 
 
-def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
+def load_object(path: str, search_paths: Sequence[str | Path] = (), kind: str = "") -> Any:
     """Import an object by its dotted path, which runs the user's code.
 
     Args:
         path: `pkg.mod.attr` or `pkg.mod:attr`.
         search_paths: see `find`.
+        kind: kind of component that the object may be, also one of a package when a stored run is opened.
     Raises:
         ComponentError: the path is malformed, its module cannot be imported, or the module has no such attribute.
     """
@@ -221,10 +222,11 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
         public = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         fix = did_you_mean(attribute, public, f"known: {', '.join(public) or 'none'}")
         raise ComponentError(f"{module_name} has no {attribute!r}", fix)
-    if not isinstance(getattr(found, MARK, None), Component) and path not in _HARMLESS:
+    mark = getattr(found, MARK, None)
+    if path not in _HARMLESS and not (isinstance(mark, Component) and mark.kind == kind):
         from retrain.registry.foreign_code import check_is_own
 
-        check_is_own(path, module, _directories(search_paths))
+        check_is_own(path, module, found, _directories(search_paths))
     return found
 
 

@@ -19,8 +19,10 @@ OPENING = {
     "export": ["export", "theirs", "out"],
     "play": ["play", "theirs"],
     "audit": ["audit", "theirs", "--batches", "4", "--continuations", "2"],
+    "serve": ["serve", "theirs", "--episodes", "episodes.jsonl", "--port", "8999"],
 }
-READING = (["status", "theirs"], ["report", "theirs"], ["credit", "theirs"])
+READING = (["status", "theirs"], ["report", "theirs"], ["credit", "theirs"], ["compare", "theirs", "theirs"])
+CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +92,16 @@ GADGETS = {
     "a reward of retrain itself": {"rewards": [{"name": "retrain.system.files.remove"}]},
     "a tool": {"environment__name": "tools", "tools": {"functions": ["subprocess.getoutput"]}},
     "a tool of a package": {"environment__name": "tools", "tools": {"functions": ["torch.hub.load"]}},
+    "a tool of retrain itself": {
+        "environment__name": "tools",
+        "tools": {"functions": ["retrain.system.process.start"]},
+    },
+    "a reward as a tool": {"environment__name": "tools", "tools": {"functions": ["retrain.rewards.text.exact"]}},
+    "a tool of the tests": {"environment__name": "tools", "tools": {"functions": ["tests.waiting.until"]}},
+    "a function of a package in a file of the user": {
+        "environment__name": "tools",
+        "tools": {"functions": ["mine.run"], "describe": False},
+    },
 }
 
 
@@ -149,14 +161,34 @@ def test_search_paths_are_used_with_trust_alone(theirs, command):
     mark = theirs(plugins__search_paths=[str(Path("theirs/evil").resolve())], rewards=[{"name": "chance.fn"}])
     assert "[plugins] search_paths: ('" in refused(command)
     assert not mark.exists()
-    invoke([*OPENING[command], "--trust"])
-    assert mark.exists()
+    if command != "serve":  # it would serve until it is stopped
+        invoke([*OPENING[command], "--trust"])
+        assert mark.exists()
 
 
+@pytest.mark.slow(but=9)
+@pytest.mark.parametrize("where", ["in the checkout", "above it", "outside of it"])
 @pytest.mark.parametrize("what", GADGETS)
-def test_functions_of_python_and_packages_are_not_the_users(theirs, what):
+def test_functions_of_python_and_packages_are_not_the_users(theirs, what, where, monkeypatch):
     theirs(**GADGETS[what])
-    assert "is neither a component nor a file of the working directory" in refused("eval")
+    Path("mine.py").write_text("from subprocess import run\n")
+    folder = {"in the checkout": CHECKOUT, "above it": CHECKOUT.parent, "outside of it": Path.cwd()}[where]
+    run = Path("theirs").resolve()
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.chdir(folder)
+    done = invoke(["eval", str(run)])
+    assert done.exit_code == 2, done.output
+    assert "is neither a component nor a file of the working directory" in done.stderr
+
+
+@pytest.mark.parametrize("command", OPENING)
+def test_every_command_that_opens_a_run_refuses_a_function_of_a_package(theirs, command, monkeypatch):
+    theirs(environment__name="tools", tools={"functions": ["retrain.system.process.start"]})
+    words = [word.replace("theirs", str(Path("theirs").resolve())) for word in OPENING[command]]
+    monkeypatch.chdir(CHECKOUT)
+    done = invoke(words)
+    assert done.exit_code == 2, done.output
+    assert '"retrain.system.process.start" is neither a component nor a file' in done.stderr
 
 
 def test_code_in_the_working_directory_is_used_as_in_the_users_own_files(theirs):
