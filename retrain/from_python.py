@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,17 @@ class CampaignResult:
         return [Run(campaign.run(job)) for job in campaign.jobs]
 
 
+@contextmanager
+def _random_kept() -> Generator[None]:
+    """Restore the state of Python's random numbers, which training seeds, and from which importing rich draws."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+@_random_kept()
 def train(file: str | Path | Mapping[str, Any], *, fresh: bool = False, plain: bool = False, **overrides: Any) -> Run:
     """Train a model, as `retrain train` does, and show the progress in the terminal or notebook.
 
@@ -125,6 +138,7 @@ def train(file: str | Path | Mapping[str, Any], *, fresh: bool = False, plain: b
         return Run(run(loaded, Resume(mode), observe))
 
 
+@_random_kept()
 def run_campaign(
     file: str | Path, *, fresh: bool = False, retry_failed: bool = False, plain: bool = False, **overrides: Any
 ) -> CampaignResult:

@@ -156,7 +156,10 @@ def check_rewards(
     console = Console(stderr=True)
     bar = partial(track, description="scoring", console=console, transient=True, disable=not console.is_terminal)
     found = check(loaded, rows, bar)
-    say("\n".join(as_table(loaded, found).aligned()))
+    table = as_table(loaded, found)
+    say("\n".join(table.aligned()))
+    if any(cell.endswith(" +") for row in table.rows for cell in row):
+        say("+ wrong, and paid more than the lowest value and 0")
     holes = {one.form.name: one.correct for one in found if one.form.name in wrong and one.correct}
     missed = [one.form.name for one in found if one.form.right and one.correct <= 0.5]
     failed, count = sum(one.failed for one in found), sum(one.scored for one in found)

@@ -14,6 +14,8 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
     ("skipped (all correct)", "skipped/all_correct", "{:.0f}"),
     ("skipped (all wrong)", "skipped/all_wrong", "{:.0f}"),
     ("tokens", "tokens/response", "{:.1f}"),
+    # People take a loss of 0 for an error; with one update a step the ratios are 1, and advantages of a group sum to 0.
+    ("loss (near 0: normal)", "loss/total", "{:.3g}"),
     ("entropy", "policy/entropy", "{:.3f}"),
     ("grad norm", "grad/norm", "{:.3g}"),
     ("sampled tokens/s", "time/tokens_per_s", "{:,.0f}"),

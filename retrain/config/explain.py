@@ -268,8 +268,9 @@ _LIBRARIES_MB = 400
 
 def run_memory(loaded: LoadedConfig, ranks: int = 1) -> float | None:
     """Estimate the memory of one rank in MB, for empty prompts; None if the model is not on this machine."""
-    sizes = _model(loaded, (), ranks).get("memory_mb_without_prompts_about")
-    return sum(sizes.values()) if sizes else None
+    facts = _model(loaded, (), ranks)
+    sizes = facts.get("memory_mb_without_prompts_about")
+    return sum(sizes.values()) + facts.get("memory_mb_of_python_and_libraries_about", 0) if sizes else None
 
 
 def _model(loaded: LoadedConfig, signal_models: Sequence[str], ranks: int) -> dict[str, Any]:

@@ -75,7 +75,11 @@ def no_update(run: Evidence) -> str:
     wrong, right = (sum(row.get(f"skipped/all_{kind}", 0) for row in rows) for kind in ("wrong", "correct"))
     best = max(row.get("reward/accuracy", 0.0) for row in run.rows)
     fix = 'see "The reward stays 0"' if wrong >= right else "use harder problems, or stop"
-    if wrong > right == 0 and best > 0.25 and not any(row.get("reward/accuracy", 0.0) for row in rows):
+    if constant := _constant_reward(run):
+        fix = f"{constant}: check it with retrain reward check"
+    elif destroyed := _destroyed(run, rows[-1]):
+        fix = destroyed
+    elif wrong > right == 0 and best > 0.25 and not any(row.get("reward/accuracy", 0.0) for row in rows):
         fix = f"accuracy was {best:.0%} before, so updates destroyed the policy: lower [optimizer] lr"
     elif (cold := run.config.training.temperature) < 0.5 and fmean(
         row.get("rollout/identical", 0.0) for row in rows
@@ -86,6 +90,30 @@ def no_update(run: Evidence) -> str:
     return (
         f"{many} changed the weights: {wrong:.0f} groups were all wrong and {right:.0f} "
         f"all right, and the mean reward is {mean:.3g}; {fix}"
+    )
+
+
+def _constant_reward(run: Evidence) -> str:
+    """Return a clause if the run has paid all its completions the same, more than 0, and none was right."""
+    rows = [row for row in run.rows if "reward/mean" in row]
+    low, high = (pick((row["reward/mean"] for row in rows), default=0.0) for pick in (min, max))
+    # The mean of equal numbers can round differently from step to step.
+    same = high - low <= 1e-6 * abs(high) and not any(row.get("reward/std", 0.0) > 1e-6 * abs(high) for row in rows)
+    if low <= 0 or not same or any(row.get("reward/accuracy", 1.0) for row in rows):
+        return ""
+    return f"the reward pays wrong answers {high:.3g} and is constant"
+
+
+def _destroyed(run: Evidence, now: Mapping[str, Any]) -> str:
+    """Return a clause if most completions are cut off now, hardly any was at first, and accuracy fell by half."""
+    first = run.rows[0].get("rollout/truncated", 0.0)
+    best = max(row.get("reward/accuracy", 0.0) for row in run.rows)
+    accuracy = now.get("reward/accuracy", 0.0)
+    if first >= 0.1 or now.get("rollout/truncated", 0.0) <= 0.5 or accuracy >= best / 2:
+        return ""
+    return (
+        f"{first:.0%} of the completions were cut off in the first step, {now['rollout/truncated']:.0%} are now, and "
+        f"accuracy fell from {best:.0%} to {accuracy:.0%}: the updates destroy the policy, so lower [optimizer] lr"
     )
 
 
@@ -140,12 +168,8 @@ def cut_off(run: Evidence) -> str:
     """
     if not (row := run.lasted(5, lambda row: row.get("rollout/truncated", 0) > 0.5)):
         return ""
-    before, now = (float(one.get("reward/accuracy", 0)) for one in (run.rows[0], row))
-    if (cut := run.rows[0].get("rollout/truncated", 0)) < 0.1 and now < before / 2:
-        return (
-            f"more than half of the completions were cut off in five steps, after {cut:.0%} in the first step, and "
-            f"accuracy fell from {before:.0%} to {now:.0%}: the updates destroy the policy, so lower [optimizer] lr"
-        )
+    if destroyed := _destroyed(run, row):
+        return destroyed
     lengths, most = sorted(one.length for one in run.rollouts) or [0], run.config.training.max_tokens
     tenths = quantiles(lengths, n=10) if len(lengths) > 1 else lengths * 9
     return (
@@ -247,9 +271,10 @@ def nothing_learned(run: Evidence) -> str:
     points, low, high = change(run.evals)
     if low > 0 or high < 0:
         return ""
+    fix = _constant_reward(run) or "train longer, or evaluate on more problems"
     return (
         f"no significant change of held-out accuracy: {100 * points:+.1f} points, 95% interval {100 * low:+.1f} to "
-        f"{100 * high:+.1f}; train longer, or evaluate on more problems"
+        f"{100 * high:+.1f}; {fix}"
     )
 
 

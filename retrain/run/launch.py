@@ -12,7 +12,7 @@ from pathlib import Path
 from socket import gethostname
 
 from retrain.errors import EngineError, Preempted
-from retrain.system.process import SignalHandler, scratch_folder, start
+from retrain.system.process import SignalHandler, end, scratch_folder, start
 from retrain.system.terminal import say
 from retrain.training.distributed.ranks import RENDEZVOUS
 
@@ -55,23 +55,29 @@ _WAS_STOPPED = """
 if [ $code -eq 0 ] && [ -e "$STOPPED" ]; then code=75; rm -f "$STOPPED"; fi"""
 _GRACE_S = 4.0
 """Seconds that rank 0 has to report the failure of another rank and to exit."""
+_INTERRUPTED = 128 + signal.SIGINT
+_STOPPED = {Preempted.exit_code, _INTERRUPTED, -signal.SIGTERM, -signal.SIGINT}
+"""Exit codes of a rank that was stopped: after it saved, or by the signal itself before it had a handler."""
 _TAIL = 4000
 """Number of characters shown of a failed rank's output, from its end."""
 
 
 class Launcher(SignalHandler):
-    """Runs a command as ranks 0 to `size` - 1, and forwards SIGTERM to all of them.
+    """Runs a command as ranks 0 to `size` - 1, and forwards SIGTERM and Ctrl-C to all of them.
 
-    After SIGTERM the ranks finish their step and save. Rank 0 prints to this process's terminal;
-    the output of another rank is shown only if that rank fails first. torchrun is not used: it kills
-    ranks 30 s after SIGTERM, in the middle of a long step, and turns every exit code into 1.
+    After the first signal the ranks finish their step and save; the second one ends them at once. Rank 0 prints to
+    this process's terminal; the output of another rank is shown only if that rank fails first. torchrun is not used:
+    it kills ranks 30 s after SIGTERM, in the middle of a long step, and turns every exit code into 1.
     """
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self, command: Sequence[str], size: int) -> None:
         self._command, self._size = command, size
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._ended: dict[int, int] = {}
-        self._stopped = False
+        self._signals = 0
+        self._interrupted = False
 
     def run(self) -> int:
         """Run all ranks to their end, and return the exit code of the run.
@@ -83,17 +89,14 @@ class Launcher(SignalHandler):
             try:
                 self._start(folder)
                 self._wait()
-            except KeyboardInterrupt:  # the terminal sends SIGINT to the ranks as well
-                self._wait_until(time.monotonic() + _GRACE_S)
-                return 130
             finally:
                 for rank in self._ranks:
-                    rank.kill()
-                    rank.wait()
+                    end(rank)
             return self._outcome(folder)
 
     def receive(self, number: int) -> None:
-        self._stopped = True
+        self._signals += 1
+        self._interrupted = self._interrupted or number == signal.SIGINT
         for rank in self._ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
@@ -104,8 +107,7 @@ class Launcher(SignalHandler):
         for number in range(self._size):
             own = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
             output = None if number == 0 else (folder / str(number)).open("wb")
-            # In this process's group, so that Ctrl-C in the terminal reaches every rank.
-            self._ranks.append(start(self._command, own, own_process_group=False, stdout=output, stderr=output))
+            self._ranks.append(start(self._command, own, stdout=output, stderr=output))
 
     def _wait(self) -> None:
         """Wait until all ranks have ended, or one has failed and rank 0 has had time to report it.
@@ -113,7 +115,7 @@ class Launcher(SignalHandler):
         A stopped rank has not failed: all ranks stop after the same step, but rank 0 still writes
         files when the others have ended.
         """
-        while not set(self._ended.values()) - {0, Preempted.exit_code}:
+        while self._signals < 2 and not set(self._ended.values()) - {0, *_STOPPED}:
             if self._collect():
                 return
             time.sleep(0.1)
@@ -136,10 +138,10 @@ class Launcher(SignalHandler):
 
     def _outcome(self, folder: Path) -> int:
         failures = {number: code for number, code in self._ended.items() if code}
+        if self._signals and (len(self._ended) < self._size or _STOPPED & set(failures.values())):
+            return _INTERRUPTED if self._interrupted else Preempted.exit_code
         if not failures:
             return 0
-        if self._stopped and {Preempted.exit_code, -signal.SIGTERM} & set(failures.values()):
-            return Preempted.exit_code
         number, code = next(iter(failures.items()))
         if number and code != failures.get(0):
             output = (folder / str(number)).read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.errors import DivergedError, Preempted
+from retrain.errors import DivergedError
 from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks
@@ -53,7 +54,7 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
         cursor: index of the task's next unused problem.
         saved: the checkpoint that the run resumes from, if any.
     Raises:
-        Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
+        Preempted, KeyboardInterrupt: a signal arrived; a checkpoint of the last finished step has been written.
         DivergedError: loss or gradients were not finite in three consecutive updates.
         EngineError: sampler and trainer disagree, or the sampler failed. In the second case the
             state of training has been saved.
@@ -89,7 +90,7 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
             end = _agreed_end(context, done)  # again, because the evaluation may have met `stop_when`
             signal = _agreed_signal(context.ranks, stop)
             if signal or due(done, context.config.checkpoint.every, end):
-                _checkpoint(context, collector, done, signal if done < end else "")
+                _checkpoint(context, collector, done, stop if signal and done < end else None)
 
 
 def _collector(context: RunContext, cursor: int, saved: State | None, stop: Stop) -> Collector:
@@ -101,14 +102,14 @@ def _collector(context: RunContext, cursor: int, saved: State | None, stop: Stop
     return StepCollector(context, cursor, saved)
 
 
-def _checkpoint(context: RunContext, collector: Collector, done: int, stopped: str) -> None:
-    """Save the state after `done` steps; raise Preempted if a signal `stopped` the run before its last step."""
-    left = collector.drain() if stopped else ""
+def _checkpoint(context: RunContext, collector: Collector, done: int, stop: Stop | None) -> None:
+    """Save the state after `done` steps; raise the exception of `stop`, if it ends the run before its last step."""
+    left = collector.drain() if stop else ""
     context.directory.save_checkpoint(done, collector.state_dict(done))
     if unsaved := context.trained.pipeline.unsaved():
         context.observe("message", {"text": unsaved, "level": "warning"})
-    if stopped:
-        raise Preempted(f"stopped by {stopped} after step {done}; --resume auto continues from there{left}")
+    if stop:
+        raise stop.stopped(f" after step {done}; --resume auto continues from there{left}")
 
 
 def _agreed_end(context: RunContext, done: int) -> int:
@@ -296,6 +297,34 @@ def evaluate_and_record(context: RunContext, step: int, collector: Collector | N
 def due(done: int, every: int, total: int) -> bool:
     """Return True after every `every` steps and after the last; with `every` = 0 only after the last."""
     return done == total or (every > 0 and done % every == 0)
+
+
+@contextmanager
+def torch_of_its_own() -> Generator[None]:
+    """Give the block torch's default modes; restore the caller's modes, threads and generators of torch and NumPy.
+
+    A program may call `retrain.train` under `torch.no_grad`, with float64 as default, or between its own draws.
+    """
+    numbers = np.random.get_state()
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    # A device as context is a mode that every call of torch passes through, so it is not entered without need.
+    cpu = torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext()
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with (
+        cpu,
+        torch.random.fork_rng(gpus),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False) if gpus else nullcontext(),
+    ):
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            np.random.set_state(numbers)
 
 
 def seed_generators(seed: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from retrain.errors import EngineError, Preempted, RetrainError, StorageError
+from retrain.errors import EngineError, RetrainError, StorageError
 from retrain.run.collectors.collector import Collector
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_directory import RunDirectory
@@ -17,7 +17,7 @@ def saving(directory: RunDirectory, collector: Collector, stop: Stop, start: int
     """Save the state after `done` steps if the block fails with an engine or storage error.
 
     The error is raised again, with a note on what was saved. If a signal has asked the run to stop,
-    an engine error becomes `Preempted`: the signal may have stopped the inference servers as well.
+    an engine error becomes that of the stop: the signal may have stopped the inference servers as well.
 
     Args:
         start: steps done when training began; nothing is saved if `done` equals it.
@@ -30,7 +30,7 @@ def saving(directory: RunDirectory, collector: Collector, stop: Stop, start: int
         kind = EngineError if isinstance(error, EngineError) else StorageError
         saved = "" if done == start else f"; {_rescue(directory, collector, done)}"
         if stop.requested and kind is EngineError:
-            raise Preempted(f"stopped by {stop.requested}: {error}{saved}") from error
+            raise stop.stopped(f": {error}{saved}") from error
         raise kind(f"{error}{saved}") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,7 +84,9 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
     path, resolved = loaded.directory, loaded.resolved()
     earlier = _earlier(resume, path)
     opened = RunDirectory(path, resume.mode, loaded.config.checkpoint, observe, ranks)
-    with opened as directory, Stop() as stop:
+    # The handlers come first: a signal that arrives while the directory is opened must end in its status.json too.
+    with Stop(observe=observe, held=True) as stop, opened as directory:
+        stop.release()
         previous = directory.previous_config(resume.path)
         started = {"config": resolved, "plugins": _hashes(loaded), "ranks": ranks.size}
         if previous:  # checked before torch is imported; `_accept` checks the checkpoint itself
@@ -94,24 +96,22 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
             if directory.complete():
                 _end_complete(path, changes, observe)
                 return path
-        from retrain.run.loop import train
+        from retrain.run.loop import torch_of_its_own, train
 
         with understood(path):
             state = directory.restore(resume.path, partial(_accept, started, resume, observe, earlier))
         directory.write_config(_source(loaded), started)
-        context = _built(loaded, directory, observe)
-        try:
-            start, cursor = _restore(context, state, resume)
-            with around(context):
-                train(context, stop, start, cursor, state)
-            finish(context, time.perf_counter() - began)
-        except UserCodeError as error:
-            note = f"after {context.trained.steps} steps"
-            if not str(error).endswith(note):  # an error from another rank has the note already
-                error.add_note(note)
-            raise
-        finally:
-            context.close()
+        with torch_of_its_own(), closing(_built(loaded, directory, observe)) as context:
+            try:
+                start, cursor = _restore(context, state, resume)
+                with around(context):
+                    train(context, stop, start, cursor, state)
+                finish(context, time.perf_counter() - began)
+            except UserCodeError as error:
+                note = f"after {context.trained.steps} steps"
+                if not str(error).endswith(note):  # an error from another rank has the note already
+                    error.add_note(note)
+                raise
     return path
 
 

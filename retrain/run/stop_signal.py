@@ -1,13 +1,14 @@
 """Stop a run before its last step, because of a signal or a metric.
 
-After SIGTERM the run finishes the current step. It ends at once if no step has begun, or if SIGTERM
-arrives a second time. Ctrl-C always ends it at once.
+After SIGTERM or Ctrl-C the run finishes the current step and saves. It ends at once if no step has begun, or if a
+second signal arrives.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -21,45 +22,84 @@ if TYPE_CHECKING:
     from retrain.config.sections.heldout import StopWhen
     from retrain.storage.run_directory import RunDirectory
 
+_CTRL_C = "Ctrl-C"
+
 
 class Stop(SignalHandler):
     """Context manager that records the signal that asks the run to stop.
 
     Args:
-        again: ends the message of a stop before a step began: what starts the work again.
+        again: ends the message of a stop before a step began: how to start the work again.
+        observe: receives the message that the step in progress is finished first.
+        held: note a signal until `release` instead of acting on it.
 
     Attributes:
-        requested: name of the signal; "" until one arrives.
-        deferred: a step may be in progress, and SIGTERM lets it finish. While this is False there is
-            nothing to save, and SIGTERM raises Preempted at once.
+        requested: "SIGTERM" or "Ctrl-C"; "" until a signal arrives.
+        deferred: a step may be in progress, and the first signal lets it finish. While this is False there is
+            nothing to save, and a signal stops the run at once.
     """
 
     numbers = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self, again: str = "--resume auto starts again") -> None:
+    def __init__(
+        self,
+        again: str = "--resume auto starts again",
+        observe: Observer = lambda *_: None,
+        *,
+        held: bool = False,
+    ) -> None:
         self.requested = ""
         self.deferred = False
         self._again = again
+        self._observe = observe
+        self._held = held
+        # Not `requested`, which the loop also sets when another rank received the signal.
         self._arrived = False
         self._notify: Callable[[], None] | None = None
 
+    def release(self) -> None:
+        """Stop at once if a signal was noted; from now on a signal does so itself."""
+        self._held = False
+        if self._arrived:
+            raise self.stopped(f" before a step began; {self._again}")
+
     def defer(self, notify: Callable[[], None]) -> None:
-        """Let a step in progress finish from now on, and call `notify` when SIGTERM arrives."""
+        """Let a step in progress finish from now on, and call `notify` when the first signal arrives."""
         self._notify, self.deferred = notify, True
+
+    def stopped(self, how: str) -> BaseException:
+        """Return the exception that ends the run: KeyboardInterrupt (exit code 130) after Ctrl-C, else Preempted."""
+        text = f"stopped by {self.requested}{how}"
+        if self.requested != _CTRL_C:
+            return Preempted(text)
+        interrupt = KeyboardInterrupt()
+        interrupt.add_note(text)
+        return interrupt
 
     def receive(self, number: int) -> None:
         """Record the signal. Stop at once if no step is in progress or a signal arrived before."""
-        if number == signal.SIGINT:
+        first, self._arrived = not self._arrived, True
+        name = _CTRL_C if number == signal.SIGINT else signal.Signals(number).name
+        self.requested = self.requested or name
+        if first and self._held:
+            return
+        if first and self.deferred:
+            self._announce(name)
+            if self._notify is not None:
+                self._notify()
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._arrived:
+        elif first:
+            raise self.stopped(f" before a step began; {self._again}")
+        else:
             # The step takes too long. The previous checkpoint is intact, so exit now.
             os._exit(Preempted.exit_code)
-        self._arrived = True
-        self.requested = self.requested or signal.Signals(number).name
-        if not self.deferred:
-            raise Preempted(f"stopped by {self.requested} before a step began; {self._again}")
-        if self._notify is not None:
-            self._notify()
+
+    def _announce(self, name: str) -> None:
+        text = f"{name}: the run finishes its step, saves and ends; a second signal ends it at once"
+        # In a thread, because the signal may have interrupted a print, which cannot be entered twice.
+        details = {"text": text, "level": "info"}
+        threading.Thread(target=self._observe, args=("message", details), daemon=True).start()
 
 
 class StopCondition:

@@ -157,18 +157,18 @@ def start(
     command: Sequence[str],
     environment: Mapping[str, str] | None = None,
     *,
-    own_process_group: bool = True,
     follow: int | None = signal.SIGTERM,
     code: int = 0,
     **streams: Any,
 ) -> subprocess.Popen[Any]:
     """Start a command that ends when the calling thread ends.
 
+    The command leads its own session and process group, so that `end` can kill the group and Ctrl-C in the terminal
+    does not reach it.
+
     Args:
         command: the program and its arguments.
         environment: environment variables to add to those of this process.
-        own_process_group: let the command lead its own session and process group, so that `end` can kill the group
-            and Ctrl-C in the terminal does not reach it.
         follow: signal that the command gets when the calling thread ends, see `follower`. With None the command
             outlives this process or calls `follower` itself. Use None in a process with several threads, in which it
             is unsafe to run Python code between fork and exec.
@@ -178,7 +178,7 @@ def start(
     return subprocess.Popen(  # noqa: S603 - commands of this package
         command,
         env={**os.environ, **(environment or {})},
-        start_new_session=own_process_group,
+        start_new_session=True,
         preexec_fn=None if follow is None else follower(os.getpid(), follow, code),
         **streams,
     )
@@ -261,10 +261,11 @@ def end(process: Process, grace_s: float = 0.0) -> None:
 
 
 class SignalHandler(ABC):
-    """Context manager that calls `receive` for signals inside its block. Only the main thread can enter it.
+    """Context manager that calls `receive` for signals inside its block.
 
-    Signals that are ignored on entry stay ignored, such as Ctrl-C in a background job. Python discards exceptions that
-    are raised while it finalizes an object. If it discards one that `receive` raised, the signal is sent again.
+    Python allows handlers only in the main thread; in another one the context manager does nothing. Signals that are
+    ignored on entry stay ignored, such as Ctrl-C in a background job. Python discards exceptions that are raised while
+    it finalizes an object. If it discards one that `receive` raised, the signal is sent again.
 
     Attributes:
         numbers: the signals to handle.
@@ -274,7 +275,8 @@ class SignalHandler(ABC):
     _raised: tuple[int, BaseException | None] = (0, None)
 
     def __enter__(self) -> Self:
-        handled = [number for number in self.numbers if signal.getsignal(number) != signal.SIG_IGN]
+        main = threading.current_thread() is threading.main_thread()
+        handled = [number for number in self.numbers if main and signal.getsignal(number) != signal.SIG_IGN]
         self._previous = {number: signal.signal(number, lambda number, _: self._receive(number)) for number in handled}
         self._hook, sys.unraisablehook = sys.unraisablehook, self._dropped
         return self

@@ -173,8 +173,8 @@ def _other(answer: str, step: int = 0) -> str:
 def as_table(loaded: LoadedConfig, found: Sequence[Paid]) -> Table:
     """Return the forms as rows and the rewards as columns.
 
-    A value of a reward that judges correctness is marked with "!" if a wrong form is paid more than .5, and with "?" if
-    a right one is not.
+    A value of a reward that judges correctness is marked with "!" if a wrong form is paid more than .5, with "+" if it
+    is paid less, but more than the lowest value and 0, and with "?" if a right form is not paid more than .5.
     """
     judges = {
         name
@@ -182,12 +182,19 @@ def as_table(loaded: LoadedConfig, found: Sequence[Paid]) -> Table:
         if reward.traits_of(one.bound.component).correctness
     }
 
+    # A reward may pay everything .2, so that 0 is what a wrong answer should get at most; or it may pay penalties.
+    lowest = {name: min(0.0, *(one.values[name] or 0.0 for one in found)) for name in judges}
+
     def shown(one: Paid, name: str) -> str:
         value = one.values[name]
         if value is None:
             return "-"
-        odd = name in judges and one.form.right is not None and (value > 0.5) != one.form.right
-        return f"{value:.3g}{'' if not odd else ' ?' if one.form.right else ' !'}"
+        mark = ""
+        if name in judges and one.form.right is not None and (value > 0.5) != one.form.right:
+            mark = " ?" if one.form.right else " !"
+        elif name in judges and one.form.right is False and value > lowest[name]:
+            mark = " +"
+        return f"{value:.3g}{mark}"
 
     expected, failures = {True: "right", False: "wrong", None: "either"}, any(one.failed for one in found)
     return Table.of(

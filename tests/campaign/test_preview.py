@@ -67,6 +67,7 @@ def test_counts_runs_and_steps_without_running_anything(loaded, tmp_path):
         "algorithm.advantage_mode": "maxrl",
         "algorithm.transform_mode": "gtpo",
     }
+    assert 430 < facts["memory_mb"]["run"] < 600, "400 MB of them for Python and its libraries"
     text = render(facts)
     assert facts["trains"]["maxrl+gtpo"] == "maxrl, gtpo, loss ppo_clip"
     assert "-> maxrl, gtpo, loss ppo_clip" in text

@@ -1,10 +1,15 @@
 """The examples of docs/from-python.md run as they stand there, in this process, with fewer steps."""
 
+import asyncio
+import random
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import retrain
 from retrain.errors import ConfigError
@@ -13,6 +18,7 @@ from retrain.registry.component import REGISTERED
 PAGE = (Path(__file__).parents[2] / "docs" / "from-python.md").read_text()
 TRAIN, CAMPAIGN = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 TINY = {"batch_size": 2, "group_size": 4, "max_tokens": 8}
+QUICK = {"training": TINY | {"max_steps": 1}, "warmup": {"steps": 0}, "eval": {"problems": 0}}
 SMALL = {
     '"max_steps": 60, "batch_size": 16, "group_size": 8': '"max_steps": 2, "batch_size": 2, "group_size": 4',
     '"steps": 150, "warmup_steps": 15': '"steps": 10, "warmup_steps": 1, "batch_size": 8, "problems": 96',
@@ -50,6 +56,47 @@ def test_the_example_trains_and_reads_its_run(capsys):
     assert all(row["text"] in printed for row in run.samples()[:3])
     with pytest.raises(ConfigError, match="holds a finished run"):
         retrain.train(names["settings"], logging={"name": "halves"})
+
+
+def numbers():
+    return random.random(), float(np.random.rand()), torch.rand(1, device="cpu", dtype=torch.float32).item()
+
+
+def trained(name="plain", **tables):
+    run = retrain.train({}, plain=True, logging={"name": name}, **{**QUICK, **tables})
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in run.metrics()]
+
+
+def modes():
+    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()
+
+
+@contextmanager
+def changed_modes():
+    """All the modes in which a program may call torch, at once."""
+    torch.set_default_dtype(torch.float64)
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), torch.no_grad(), torch.inference_mode():
+        yield
+    torch.set_default_dtype(torch.float32)
+
+
+def seed():
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+
+
+def test_a_run_neither_sees_nor_changes_the_thread_modes_and_numbers_of_its_caller():
+    async def in_thread():
+        return await asyncio.to_thread(trained, "thread")
+
+    seed()
+    expected, in_a_thread = numbers(), asyncio.run(in_thread())
+    with changed_modes():
+        before = modes()
+        seed()
+        assert trained() == in_a_thread
+        assert (numbers(), modes()) == (expected, before)
 
 
 def test_the_campaign_has_a_verdict_and_its_runs(capsys):

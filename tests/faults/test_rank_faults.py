@@ -107,16 +107,17 @@ def test_any_rank_killed_at_any_moment_leaves_a_run_that_resumes(folder):
     check_whole(folder, "killed")
 
 
-def test_sigterm_to_the_launcher_ends_all_ranks_after_their_step(folder):
-    process = start(folder, "stopped")
-    until(lambda: steps_of(folder, "stopped") >= 2, process)
+@pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 75), (signal.SIGINT, "Ctrl-C", 130)])
+def test_a_signal_to_the_launcher_ends_all_ranks_after_their_step(folder, number, name, code):
+    process = start(folder, name)
+    until(lambda: steps_of(folder, name) >= 2, process)
     ranks = ranks_of(process)
-    process.send_signal(signal.SIGTERM)
-    assert ends(process) == 75
+    process.send_signal(number)
+    assert ends(process) == code
     assert not any(alive(pid) for pid in ranks.values())
-    assert "stopped by SIGTERM after step" in log(folder, "stopped")
-    assert ends(start(folder, "stopped")) == 0
-    check_whole(folder, "stopped")
+    assert f"stopped by {name} after step" in log(folder, name)
+    assert ends(start(folder, name)) == 0
+    check_whole(folder, name)
 
 
 def test_a_launcher_that_is_killed_takes_its_ranks_with_it(folder):

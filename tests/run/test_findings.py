@@ -126,6 +126,10 @@ def test_a_destroyed_policy_needs_no_more_tokens():
     text = findings.cut_off(evidence(first, *[cut] * 5))
     assert text.endswith("accuracy fell from 40% to 0%: the updates destroy the policy, so lower [optimizer] lr")
     assert "max_tokens" not in text
+    rare = first | {"reward/accuracy": 0.02}  # the first update of a rate of 1 does it, whatever the start
+    skipped = cut | {"update/skipped": 1.0, "skipped/all_wrong": 8.0}
+    text = findings.no_update(evidence(rare, *[skipped] * 10))
+    assert text.endswith("accuracy fell from 2% to 0%: the updates destroy the policy, so lower [optimizer] lr")
     for start, end in ((first, {"reward/accuracy": 0.5}), (first | {"rollout/truncated": 0.6}, {})):
         assert "raise [training] max_tokens" in findings.cut_off(evidence(start, *[cut | end] * 5))
 
@@ -171,6 +175,15 @@ def test_a_run_that_learned_nothing(train, observe, messages):
     run = train(observe=observe)
     assert reported(run)["nothing_learned"].startswith("no significant change of held-out accuracy: ")
     assert messages[-1].startswith("No significant change of held-out accuracy, from ")
+
+
+def test_a_constant_reward_of_wrong_answers():
+    row = {"update/skipped": 1.0, "reward/mean": 0.2, "reward/std": 0.0, "reward/accuracy": 0.0}
+    run = evidence(*[row] * 10, evals=[measured(0, 0.0, 0.0, 0.1), measured(10, 0.0, 0.0, 0.1)], ended=True)
+    assert findings.nothing_learned(run).endswith("; the reward pays wrong answers 0.2 and is constant")
+    assert "the reward pays wrong answers 0.2 and is constant: check it" in findings.no_update(run)
+    run.rows[3] = {**row, "reward/std": 0.1}
+    assert findings.nothing_learned(run).endswith("train longer, or evaluate on more problems")
 
 
 def test_a_run_that_learned_something():

@@ -15,8 +15,8 @@ from tests.waiting import ends, until
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["/inference/v1/generate", "/collective_rpc"])
-def test_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment):
-    """Within a request, and within a sync."""
+def test_the_second_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment):
+    """Within a request, and within a sync. The first sync is before any step, and one Ctrl-C ends it."""
     server, hanging = ModelServer(), threading.Event()
 
     def hang(path):
@@ -28,6 +28,11 @@ def test_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment):
     with train(server, tmp_path, toml) as run:
         until(hanging.is_set, run)
         run.send_signal(signal.SIGINT)
+        if moment == "/inference/v1/generate":
+            for line in run.stdout:
+                if "a second signal ends it at once" in line:
+                    break
+            run.send_signal(signal.SIGINT)
         assert ends(run) == 130, run.stdout.read()
     server.kill()
 

@@ -1,16 +1,21 @@
-"""SIGTERM: at once where there is nothing to save, after the step where there is, at once the second time."""
+"""A signal stops at once where there is nothing to save, after the step where there is, at once the second time."""
 
+import json
 import os
+import queue
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from retrain.config.schema import Checkpoint
 from retrain.errors import Preempted
 from retrain.protocols import ALONE
 from retrain.run.loop import _agreed_signal
 from retrain.run.stop_signal import Stop
+from retrain.storage.run_directory import RunDirectory
 from tests.forks import run_source
 from tests.waiting import PATIENCE_S
 
@@ -24,13 +29,50 @@ def test_before_the_first_step_the_run_ends_at_once_and_the_handler_is_put_back(
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_during_a_step_it_is_noted():
-    told = []
+@pytest.mark.parametrize(
+    ("number", "name", "error"), [(signal.SIGTERM, "SIGTERM", Preempted), (signal.SIGINT, "Ctrl-C", KeyboardInterrupt)]
+)
+def test_during_a_step_it_is_noted_and_announced(number, name, error):
+    calls, events = [], queue.Queue()
+    with Stop(observe=lambda *event: events.put(event)) as stop:
+        stop.defer(lambda: calls.append(stop.requested))
+        os.kill(os.getpid(), number)
+        assert stop.requested == name
+    assert calls == [name]
+    kind, details = events.get(timeout=PATIENCE_S)
+    assert (kind, details["text"]) == (
+        "message",
+        f"{name}: the run finishes its step, saves and ends; a second signal ends it at once",
+    )
+    stopped = stop.stopped(" after step 3")
+    assert isinstance(stopped, error)
+    assert f"stopped by {name} after step 3" in [str(stopped), *getattr(stopped, "__notes__", ())]
+
+
+def test_a_second_interrupt_ends_a_step_at_once():
     with Stop() as stop:
-        stop.defer(lambda: told.append(stop.requested))
+        stop.defer(lambda: None)
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_while_the_directory_is_opened_ends_the_run_once_it_is_open(tmp_path):
+    directory = RunDirectory(tmp_path / "run", "new", Checkpoint(), lambda *_: None)
+    with Stop(held=True) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.requested == "SIGTERM"
-    assert told == ["SIGTERM"]
+        with pytest.raises(Preempted, match="before a step began"), directory:
+            stop.release()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"] == "preempted"
+
+
+def test_in_another_thread_there_are_no_handlers():
+    def enter():
+        with Stop():
+            return signal.getsignal(signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(enter).result() is signal.getsignal(signal.SIGTERM)
 
 
 def test_a_signal_that_comes_while_ranks_agree_counts_after_the_next_step(monkeypatch):

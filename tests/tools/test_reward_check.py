@@ -77,6 +77,17 @@ def test_a_hole_is_found(check, tmp_path, monkeypatch):
     assert check(text, "--allow", "prompt").exit_code == 2
 
 
+def test_a_wrong_answer_that_is_paid_less_than_a_right_one_is_marked(check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "generous.py").write_text(
+        "def generous(completion: str, answer: str) -> float:\n    return 1.0 if answer in completion else 0.2\n"
+    )
+    done = check('[reward_pool]\nworkers = 0\n[[rewards]]\nname = "generous.generous"\n', "--rows", "2")
+    assert re.search(r"wrong alone +wrong +0\.2 \+ +0%", done.output)
+    assert re.search(r"\nalone +right +1 +100%", done.output)
+    assert "+ wrong, and paid more than the lowest value and 0" in done.output
+
+
 def test_a_reward_that_fails(check, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "def long(completion):\n    return 1 / (len(completion) > LENGTH) - 1\n"
