@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,8 +24,7 @@ from retrain.campaign.verdict.premises import Premises, premises_of
 from retrain.campaign.verdict.results import SPENT, Cell, Results
 from retrain.campaign.verdict.run_reader import read_campaign, read_campaign_tables
 from retrain.campaign.verdict.sentences import amount, estimate
-from retrain.errors import RetrainError
-from retrain.report import latex, run_page
+from retrain.report import latex
 from retrain.report.charts import number
 from retrain.report.exported_figures import FOLDER, Drawing, stacked, write_figures
 from retrain.report.page import Table, fill, plural
@@ -64,7 +62,9 @@ def write_report(directory: Path) -> Report:
     """
     tables = read_campaign_tables(directory)
     analysis, premises = analyze(tables), premises_of(directory, tables)
-    every = [read_campaign(directory, outcome=one) for one in analysis.outcomes]
+    every = tables
+    if tables[0].task:  # then a row of results.csv is a run of one task
+        every = [read_campaign(directory, outcome=one) for one in analysis.outcomes]
     commands = run_facts.campaign_commands(directory, every[0])
     html, text, tex = (directory / f"report.{kind}" for kind in ("html", "md", "tex"))
     plain_files(directory, deep=False)
@@ -124,23 +124,12 @@ def _scatters(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
-    """Write missing and outdated run reports, and return the path of each by (condition, seed).
+    """Return the path of each run's report, relative to `directory`, by (condition, seed).
 
-    Paths are relative to `directory`.
+    A worker writes it when the run ends. Writing it here would read every rollout of every run.
     """
-    pages = {place: _page(cell) for place, cell in results.cells.items()}
-    return {place: str(page.relative_to(directory)) for place, page in pages.items() if page}
-
-
-def _page(cell: Cell) -> Path | None:
-    """Return the report of a run, rewritten if older than its metrics; None for a run without steps."""
-    page, metrics = cell.path / "report.html", cell.path / "metrics.jsonl"
-    with suppress(RetrainError, OSError):
-        newest = metrics.stat().st_mtime
-        if not page.exists() or page.stat().st_mtime < newest:
-            run_page.write_report(cell.path)
-        return page
-    return None
+    pages = {place: cell.path / "report.html" for place, cell in results.cells.items()}
+    return {place: str(page.relative_to(directory)) for place, page in pages.items() if page.exists()}
 
 
 def _contents(analysis: Analysis, commands: Sequence[str], premises: Premises) -> dict[str, Any]:

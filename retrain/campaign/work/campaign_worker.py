@@ -16,7 +16,8 @@ from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import LEASE_S, Lease, LeaseWatch
 from retrain.campaign.work.run_process import checked_code, crashed, evict, gpus, reason, train
-from retrain.errors import ConfigError, Preempted, StorageError
+from retrain.errors import ConfigError, Preempted, RetrainError, StorageError
+from retrain.report.run_page import write_report
 from retrain.system.lock import machine
 from retrain.system.process import Process, SignalHandler, end, usable_cores
 from retrain.types import Observer
@@ -218,6 +219,8 @@ class Worker:
             self.failures += code != 0
             if self._campaign.finish(job, outcome):
                 self._report(job, str(outcome["status"]), str(outcome["reason"]))
+                with suppress(RetrainError, OSError):  # a run that failed early may have no step
+                    write_report(self._campaign.run(job))
             self._campaign.trim(job)
             lease.close()
 
