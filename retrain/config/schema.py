@@ -73,10 +73,6 @@ class RolloutSettings(Section):
 
     engine: Annotated[str, Field(min_length=1)] = "auto"
     """A registered engine, the dotted path of one, or "auto": the fastest engine that can run the model."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Probability mass of nucleus sampling. Must be 1: sampler and trainer need the same distribution."""
-    top_k: Natural = 0
-    """Sample from the k most likely tokens; 0: from all. Must be 0: sampler and trainer need the same distribution."""
     resample: Literal["none", "uninformative"] = "none"
     """"uninformative": replace groups that `[algorithm] filter` drops with groups of other prompts. The default filter
     drops groups whose advantages are all 0."""
@@ -93,9 +89,6 @@ class RolloutSettings(Section):
     max_staleness: Count = 1
     """With mode = "continuous", most steps between the weights that begin a group and the step that is expected to
     train on it. Bounds what is begun; nothing is dropped."""
-    drain_timeout_s: Annotated[float, Field(ge=0)] = 60.0
-    """With mode = "continuous", seconds to wait after SIGTERM for groups in flight. Incomplete groups are sampled again
-    when the run resumes."""
     mask_truncated: bool = False
     """Exclude completions that were cut off at max_tokens from the loss."""
     parity_every: Natural = 10
@@ -282,8 +275,6 @@ class Checkpoint(Section):
     best: Annotated[str, Field(pattern=r"^eval/.")] | None = None
     """Metric of evaluations, such as "eval/accuracy" or "eval/NAME/pass@4"; the state with its highest value is kept
     as well."""
-    on_save_error: Literal["stop", "warn"] = "stop"
-    """Reaction to a failed save, such as on a full disk: "stop" the run, or "warn" and continue."""
     resume: Literal["never", "auto"] = "never"
     """Default of `--resume`. "auto": resume from the newest valid checkpoint in the run directory."""
 

@@ -280,9 +280,8 @@ def evaluate_and_record(context: RunContext, step: int, collector: Collector | N
     began = time.perf_counter()
     found, completions = measure(context, step)
     row = found | {"time/evaluation_s": time.perf_counter() - began}
-    if context.config.eval.store:  # before the row, which marks the evaluation as done
-        for name, rows in completions.items():
-            context.directory.write_evaluation(step, name, rows)
+    for name, rows in completions.items():  # before the row, which marks the evaluation as done
+        context.directory.write_evaluation(step, name, rows)
     context.directory.append("eval.jsonl", row)
     for tracker in context.trackers:
         tracker.log(step, {f"eval/{name}": value for name, value in row.items() if name != "step"})

@@ -47,8 +47,7 @@ def _rescue(directory: RunDirectory, collector: Collector, done: int) -> str:
     if not recorded or recorded[-1]["step"] != done - 1:
         return f"step {done} is not saved, because its metrics are not; --resume auto continues before it"
     try:
-        if directory.save_checkpoint(done, collector.state_dict(done)):
-            return f"a checkpoint of step {done} is written; --resume auto continues from there"
+        directory.save_checkpoint(done, collector.state_dict(done))
     except RetrainError as error:
         return f"step {done} could not be saved either: {error}"
-    return f"step {done} could not be saved either"
+    return f"a checkpoint of step {done} is written; --resume auto continues from there"

@@ -136,7 +136,7 @@ class StopCondition:
             bound = self._best
         reached = value >= bound if sign == ">=" else value <= bound
         self._best, self._count = max(self._best, value), self._count + 1 if reached else 0
-        if self._count >= (settings.patience or settings.rows):
+        if self._count >= (settings.patience or 1):
             steps = row["step"] + (settings.event == "step")
             why = f"{settings.metric} = {value:.4g} {sign} {bound:.4g}"
             times = f", {self._count} times in a row" if self._count > 1 else ""

@@ -314,29 +314,19 @@ class RunDirectory:
         kept = [values.get(checkpoint.step_of(path), -inf) for path in checkpoint.every(self.path / "best")]
         return values.get(done, -inf) > max(kept, default=-inf)
 
-    def save_checkpoint(self, done: int, state: State, *, best: bool = False) -> bool:
+    def save_checkpoint(self, done: int, state: State, *, best: bool = False) -> None:
         """Save a checkpoint.
 
         Args:
             done: number of completed steps.
             state: the state, see `checkpoint.save`.
             best: replace the best checkpoint, instead of adding to `checkpoints/`.
-        Returns:
-            Whether the checkpoint was saved.
         Raises:
-            StorageError: it cannot be saved, and `[checkpoint] on_save_error` is "stop".
+            StorageError: it cannot be saved.
         """
-        try:
-            # Flushed before the checkpoint, because a resumed run relies on the rows up to it.
-            self._flush()
-            root, keep = (self.path / "best", 1) if best else (self.checkpoints, self._settings.keep)
-            checkpoint.save(root, done, {**state, **self._started}, keep, self.ranks)
-        except StorageError as error:
-            if self._settings.on_save_error == "stop":
-                raise
-            self._warn(str(error))
-            return False
-        return True
+        self._flush()  # before the checkpoint, because a resumed run relies on the rows up to it
+        root, keep = (self.path / "best", 1) if best else (self.checkpoints, self._settings.keep)
+        checkpoint.save(root, done, {**state, **self._started}, keep, self.ranks)
 
     @_on_rank0
     def _flush(self) -> None:

@@ -24,13 +24,18 @@ _ALWAYS_CHANGEABLE = (
     "logging",
     "checkpoint",
     "distributed",
-    "rollout.drain_timeout_s",
     "rollout.in_flight",
-    "eval.store",
     "components.tracker",
     "reward_pool.env",
 )
 """Configuration keys that may change when a run is resumed: they affect the weights by timing alone, or not at all."""
+_FORMER_KEYS: dict[str, tuple[str, ...]] = {
+    "rollout": ("top_p", "top_k", "drain_timeout_s"),
+    "checkpoint": ("on_save_error",),
+    "eval": ("store",),
+    "reward_pool": ("sandbox", "readable"),
+}
+"""Section -> keys of earlier versions that did not affect the weights."""
 _Integer = Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)]
 _Number = Annotated[float, Field(strict=True)] | _Integer | None
 
@@ -132,14 +137,18 @@ def parse_row(line: bytes, path: Path, number: int, schema: TypeAdapter[Any] | N
 
 
 def with_current_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration without the keys of the former sandbox of rewards."""
-    found = copy.deepcopy(dict(config))
-    for key in ("sandbox", "readable"):
-        found.get("reward_pool", {}).pop(key, None)
-    for entry in (found, *found.get("eval", {}).get("sets", ())):
+    """Return a stored configuration without keys that this version does not have."""
+    current = copy.deepcopy(dict(config))
+    for section, keys in _FORMER_KEYS.items():
+        for key in keys if isinstance(current.get(section), dict) else ():
+            current[section].pop(key, None)
+    for entry in (current, *current.get("eval", {}).get("sets", ())):
         for reward in entry.get("rewards") or ():
             reward.pop("network", None)
-    return found
+    stop_when = current.get("training", {}).get("stop_when") or {}
+    if stop_when.get("rows") == 1:  # another number ends the run at another step, so it is refused as unknown
+        del stop_when["rows"]
+    return current
 
 
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:

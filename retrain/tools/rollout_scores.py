@@ -91,7 +91,7 @@ def results_file(path: Path, step: int | None = None, name: str = "") -> Path:
     if steps and (step is None or step in steps):
         return steps[max(steps) if step is None else step]
     available = ", ".join(sorted(file.name for file in path.glob("eval/step-*.jsonl.gz")))
-    fix = f"there are {available}" if available else "set [eval] store = true, or give a file"
+    fix = f"there are {available}" if available else "set [eval] problems, or give a file"
     wanted = f"eval/step-{'*' if step is None else f'{step:06d}'}{ending}"
     raise DataError(f"{path} has no stored evaluation {wanted}; {fix}")
 

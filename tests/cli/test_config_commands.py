@@ -44,7 +44,7 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
         "2:1",
         ("are fewer than one completion", "at least 128"),
     ),
-    ("truncated sampling", "[rollout]\ntop_p = 0.9", "2:1", ("truncates", "use top_p = 1")),
+    ("truncated sampling", "[rollout]\ntop_p = 0.9", "2:1", ("unknown key here", "top_p belongs in [eval]")),
     ("pass@k beyond the samples", "[eval]\npass_at = [1, 8]", "2:1", ("pass@8", "use samples = 8")),
     ("no such directory", '[model]\npath = "./nowhere"', "2:1", ("there is no directory", "give a directory")),
     (

@@ -101,9 +101,9 @@ def test_sections_with_mistakes_do_not_hide_other_mistakes(loaded):
 
 
 PHASES = [
-    ("[rollout]\ntop_p = 0.95\n[training]\nbacth_size = 4\nmicro_batch_tokens = 10\n", [4], ("bacth", "batch"), [2, 5]),
-    ('[vllm]\nlora = "adapter"\n[rollout]\ntop_k = 3\ntop_p = 0.5\n[[rewards]]\nname = "exakt"\n', [7],
-     ("exakt", "exact"), [2, 4, 5]),
+    ("[eval]\npass_at = [8]\n[training]\nbacth_size = 4\nmicro_batch_tokens = 10\n", [4], ("bacth", "batch"), [2, 5]),
+    ('[vllm]\nlora = "adapter"\n[eval]\nsamples = 2\npass_at = [3]\n[[rewards]]\nname = "exakt"\n', [7],
+     ("exakt", "exact"), [2, 5]),
     ("[training]\ngrup_size = 6\nminibatches = 3\n", [2], ("grup", "group"), []),
 ]  # fmt: skip
 """TOML, the lines with mistakes in keys, what corrects those, and the lines that rules refuse then"""

@@ -20,8 +20,7 @@ from tests.small_runs import rows
 
 EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")
 FLOW = (*EXACT, "rollout.mode=continuous", "reward_pool.workers=1", "logging.rollouts_every=1")
-ONE_AT_A_TIME = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1", "rollout.drain_timeout_s=0")
-"""A stopped run abandons the group that waits at the gate."""
+ONE_AT_A_TIME = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
 GROUPS, SIZE, STEPS = 3, 4, 4
 """Of the small run."""
 
@@ -41,7 +40,8 @@ def first_problems(train, count):
 
 
 @pytest.fixture(autouse=True)
-def no_threads():
+def no_threads(monkeypatch):
+    monkeypatch.setattr(continuous, "_DRAIN_S", 0)  # a stopped run abandons the group that waits at the gate
     yield
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("sampling", "scoring"))], "no thread outlives the run"
@@ -119,7 +119,7 @@ def test_a_checkpoint_keeps_complete_groups_and_prompts_in_flight(train, gate, t
     """The resumed run trains on the first and samples the others again: no prompt is lost, none comes twice."""
     options = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
     with pytest.raises(Preempted, match="after step 2"):
-        train(*options, "rollout.drain_timeout_s=0", observe=gate.stops_after(1))
+        train(*options, observe=gate.stops_after(1))
     run = tmp_path / "runs" / "run"
     [saved] = checkpoint.every(run / "checkpoints")[-1:]
     complete = [bool(group["rollouts"]) for group in checkpoint.load(saved)["groups"]["pending"]]
@@ -145,13 +145,15 @@ def test_a_run_that_goes_on_without_continuous_sampling_loses_no_problem(train, 
 @pytest.mark.parametrize(
     ("seconds", "most", "left"), [(0, 1, "trains on 1 .* samples [1-9] that"), (60, 9, "trains on [1-9]")]
 )
-def test_sigterm_waits_for_groups_in_flight_or_says_how_many_are_abandoned(train, gate, seconds, most, left):
+def test_sigterm_waits_for_groups_in_flight_or_says_how_many_are_abandoned(
+    train, gate, seconds, most, left, monkeypatch
+):
+    monkeypatch.setattr(continuous, "_DRAIN_S", seconds)
     gate.is_open = seconds > 0
     with pytest.raises(Preempted, match=rf"after step 2; --resume auto continues from there; it {left}"):
         train(
             *FLOW,
             f"rollout.in_flight={most}",
-            f"rollout.drain_timeout_s={seconds}",
             "rollout.max_staleness=2",
             observe=gate.stops_after(1),
         )

@@ -26,7 +26,7 @@ RECIPES = sorted({*(ROOT / "configs").glob("*.toml")} - {ROOT / "configs" / "smo
 AHEAD = ("rollout.overlap=1", "reward_pool.workers=1")
 ENDS = (
     "training.max_steps=6",
-    'training.stop_when={metric="reward/mean", above=-9.0, rows=4}',
+    'training.stop_when={metric="optim/lr", patience=3}',
     'checkpoint.best="eval/accuracy"',
 )
 LANES = ("rollout.overlap=1", "environment.workers=2")

@@ -70,20 +70,11 @@ def test_run_directories_are_scored_against_each_other(train):
 
 
 @pytest.mark.slow
-def test_nothing_is_stored_where_nothing_is_to_be(train):
-    run = train("eval.store=false", "training.max_steps=1")
-    assert not (run / "eval").exists()
-    result = CliRunner().invoke(app, ["score", str(run)])
-    assert result.exit_code == 3
-    assert "set [eval] store = true, or give a file" in result.stderr
-
-
-@pytest.mark.slow
 def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(train, stopped):
     whole = train(name="whole")
     stopped(name="cut", steps=3)
     (cut := whole.with_name("cut")).joinpath("eval", "step-000004.jsonl.gz").write_bytes(b"left by a killed process")
-    train("eval.store=true", name="cut", resume=Resume("auto"))
+    train(name="cut", resume=Resume("auto"))
     assert stored(cut) == stored(whole)
 
 

@@ -386,7 +386,7 @@ def test_a_run_that_samples_ahead_goes_on_when_a_server_dies_in_the_middle_of_a_
 
 
 CONTINUOUS = (
-    *("rollout.mode=continuous", "rollout.max_staleness=2", "rollout.drain_timeout_s=5", "reward_pool.workers=1"),
+    *("rollout.mode=continuous", "rollout.max_staleness=2", "reward_pool.workers=1"),
     *("training.max_tokens=160", "logging.rollouts_every=1", "checkpoint.every=1", "checkpoint.keep=1"),
     *("vllm.health_every_s=0.5", "eval.problems=0"),
 )

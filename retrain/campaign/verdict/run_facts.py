@@ -15,7 +15,7 @@ from typing import Any
 
 from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict.results import SPENT, Cell, Results
-from retrain.storage.run_files import flatten
+from retrain.storage.run_files import flatten, with_current_keys
 from retrain.system.files import staged
 from retrain.system.masking import masked
 from retrain.system.records import read_json
@@ -24,7 +24,7 @@ _FREE = ("training.seed", "logging", "checkpoint", "components")
 """Keys that may differ between the runs of a condition, or that follow from others."""
 _MEASURING = ("model.path", "task", "tasks", "environment", "environments", "rewards", "eval")
 """Sections and keys that define what is measured; in `eval`, all but the number of steps between evaluations."""
-_NOT_MEASURING = ("eval.every", "eval.store")
+_NOT_MEASURING = ("eval.every",)
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -36,7 +36,7 @@ def configuration(results: Results) -> dict[str, Any]:
 
 def settings(run: Path) -> dict[str, Any]:
     """Return the settings of a run apart from its seed, dotted key -> value; secrets are masked."""
-    leaves = flatten(masked(read_json(run / "config.resolved.json")))
+    leaves = flatten(masked(with_current_keys(read_json(run / "config.resolved.json"))))
     return {key: value for key, value in leaves if not _under(key, _FREE)}
 
 

@@ -26,7 +26,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         credit.compared_rewards,
     ),
     "rollout": (
-        sections.truncation,
         credit.overlap,
         credit.continuous,
     ),

@@ -210,7 +210,7 @@ def _paused(config: Config) -> str:
 def continuous(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require that the keys of continuous sampling and of sampling ahead do not stand beside each other."""
     if not config.rollout.continuous:
-        for key in ("in_flight", "max_staleness", "drain_timeout_s"):
+        for key in ("in_flight", "max_staleness"):
             if ("rollout", key) in resolved.written:
                 fix = 'set mode = "continuous", or remove it'
                 yield Finding(("rollout", key), 'has no effect with mode = "steps"', fix)

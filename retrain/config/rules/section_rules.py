@@ -153,16 +153,6 @@ def stop_when(config: Config, resolved: Resolved) -> Iterator[Finding]:
     if [stop.above, stop.below, stop.patience].count(None) != 2:
         fix = 'write { metric = "eval/accuracy", above = 0.95 }'
         yield Finding(path, "needs exactly one of above, below and patience", fix)
-    elif stop.patience and "rows" in stop.model_fields_set:
-        yield Finding((*path, "rows"), "has no effect with patience, which counts values itself", "remove rows")
-
-
-def truncation(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Require that completions are sampled from the distribution that is trained, without truncation."""
-    for key, value, off in (("top_p", config.rollout.top_p, 1), ("top_k", config.rollout.top_k, 0)):
-        if value != off:
-            problem = f"{value} truncates the distribution of the sampler, and the trainer computes the full one"
-            yield Finding(("rollout", key), problem, f"use {key} = {off}; [eval] {key} may have any value")
 
 
 def eval_sets(config: Config, resolved: Resolved) -> Iterator[Finding]:

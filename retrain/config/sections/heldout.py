@@ -21,8 +21,6 @@ class StopWhen(Section):
     """End the run when the metric is at most this."""
     patience: Count | None = None
     """End the run after this many consecutive values without a new maximum."""
-    rows: Count = 1
-    """Number of consecutive values that must reach the bound `above` or `below`."""
 
     @property
     def event(self) -> str:
@@ -88,8 +86,6 @@ class Eval(Section):
     """Seed of evaluation, separate so that runs with different `[training] seed` are evaluated alike."""
     max_tokens: Count | None = None
     """Longest completion in tokens; unset: `[training] max_tokens`."""
-    store: bool = True
-    """Store the completions of each evaluation in eval/, for `retrain score` and the report."""
     sets: Annotated[tuple[EvalSet, ...], Array] = ()
     """Further sets of held-out problems, each with its own name, task and rewards."""
 

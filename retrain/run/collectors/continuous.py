@@ -30,6 +30,9 @@ _GROUPS = "groups"
 """Key, in a checkpoint, of the groups on which no step has trained."""
 _POLL_S = 0.2
 """Seconds between two checks of the stop signal while the trainer waits for groups."""
+_DRAIN_S = 20.0
+"""Seconds to wait after SIGTERM for groups in flight. SLURM and Kubernetes kill 30 s after SIGTERM, and the checkpoint
+must be written before."""
 _SCORING_THREADS = 16
 """Largest number of groups that are scored at the same time."""
 
@@ -71,7 +74,7 @@ class ContinuousCollector:
     - A checkpoint holds the complete groups as rows and the others as problems, which a resumed run samples again.
 
     Args:
-        stop: requested by a signal; then `take` and `drain` wait at most `[rollout] drain_timeout_s`.
+        stop: requested by a signal; then `take` and `drain` wait at most 20 s.
     """
 
     def __init__(self, context: RunContext, cursor: int, saved: State | None, stop: Stop) -> None:
@@ -127,7 +130,7 @@ class ContinuousCollector:
         """Return the batch of a step, of the first groups that are complete.
 
         Raises:
-            EngineError: the run is asked to stop, and no batch is complete within `drain_timeout_s`.
+            EngineError: the run is asked to stop, and no batch is complete within 20 s.
             RetrainError: the error that ended the sampling.
         """
         collection = collect(self._context, step, self._cursor, partial(self._groups, step, timer))
@@ -167,13 +170,13 @@ class ContinuousCollector:
         return metrics
 
     def drain(self) -> str:
-        """Begin no more groups, and wait for those in flight for at most `drain_timeout_s`.
+        """Begin no more groups, and wait for those in flight for at most 20 s.
 
         Returns:
             The end of a sentence about the groups that a checkpoint keeps.
         """
         self._draining = True
-        until = time.monotonic() + self._settings.drain_timeout_s
+        until = time.monotonic() + _DRAIN_S
         with self._changed:
             while self._flying and self._error() is None and (left := until - time.monotonic()) > 0:
                 self._changed.wait(min(_POLL_S, left))
@@ -245,7 +248,7 @@ class ContinuousCollector:
                 if (error := self._error()) is not None:
                     raise error
                 if self._stop.requested:
-                    until = until or time.monotonic() + self._settings.drain_timeout_s
+                    until = until or time.monotonic() + _DRAIN_S
                     if time.monotonic() > until or len(self._complete) == len(self._pending):
                         ready = len(self._complete)
                         left = f"{len(self._pending) - ready} incomplete groups are abandoned, and sampled again"

@@ -128,10 +128,10 @@ def greedy_sampling(context: RunContext) -> Sampling:
 def train_sampling(config: Config, loaded: Loaded, seed: int) -> Sampling:
     """Return the sampling settings of training.
 
-    The trainer computes log-probs at the same temperature. The configuration refuses a truncation by
-    top_p or top_k, because the trainer would not apply it.
+    The trainer computes log-probs at the same temperature. Nothing is truncated by top_p or top_k, because the trainer
+    computes the full distribution.
     """
-    return loaded.sampling(seed, config.training.temperature, config.rollout.top_p, config.rollout.top_k)
+    return loaded.sampling(seed, config.training.temperature)
 
 
 def requests_for(rendered: Sequence[RenderedPrompt], count: int, max_tokens: int) -> list[Request]:
