@@ -97,7 +97,7 @@ def _serve_policy(
             context = reopen(run, overrides, Lines(), "sampler", trust=trust)
             start = partial(ServedModel, context, Access(*access))
         else:
-            context = kept = reopen(run, overrides, Lines(), trust=trust)
+            context = kept = reopen(run, overrides, Lines(), "scored", trust=trust)
             start = partial(PolicyEndpoint, kept, Access(*access), episodes)
         try:
             with closing(start()) as endpoint:

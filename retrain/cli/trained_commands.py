@@ -50,11 +50,11 @@ def evaluate(
     if all_checkpoints:
         from retrain.cli.run_lines import evaluation
 
-        for context in each_checkpoint(run, overrides or (), only_warnings, trust=trust):
+        for context in each_checkpoint(run, overrides or (), only_warnings, "scored", trust=trust):
             row = _measured(context, out)
             say(json.dumps(row) if as_json else evaluation(row))
         return
-    context = reopen(run, overrides or (), only_warnings, trust=trust)
+    context = reopen(run, overrides or (), only_warnings, "scored", trust=trust)
     try:
         row = _measured(context, out)
     finally:
@@ -127,7 +127,7 @@ def play(
     from retrain.run.reopen import reopen
     from retrain.tools.play import by_model
 
-    context = reopen(target, overrides or (), only_warnings, trust=trust)
+    context = reopen(target, overrides or (), only_warnings, "scored", trust=trust)
     try:
         for text in by_model(context, problem):
             say(text)

@@ -15,6 +15,7 @@ from retrain.config.document import Document, show
 from retrain.config.foreign_values import ForeignValue, in_components, in_sections
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
+from retrain.config.schema import Config
 from retrain.errors import ConfigError, ConfigProblem, EngineError, RetrainError, StorageError
 from retrain.protocols import ALONE
 from retrain.registry.foreign_code import FIX, refused
@@ -27,6 +28,17 @@ from retrain.system.masking import masked
 from retrain.system.records import read_json
 from retrain.types import Observer, State
 
+_CREDIT = ("algorithm", "loss", "expert", "source")
+_SCORING = ("rewards", "reward_pool", "environment", "eval")
+UNUSED: Mapping[str, Sequence[str]] = {
+    "weights": (*_CREDIT, *_SCORING),
+    "sampler": (*_CREDIT, *_SCORING),
+    "scored": _CREDIT,
+}
+"""Parts of a reopened run -> the sections of its configuration that these parts do not need."""
+_CREDIT_KEYS = (("training", "curriculum"), ("training", "stop_when"), ("logging", "observe"), ("checkpoint", "best"))
+"""Keys of other sections that name credit or metrics of it."""
+
 
 @overload
 def reopen(
@@ -37,7 +49,7 @@ def reopen(
     target: Path,
     overrides: Sequence[str],
     observe: Observer,
-    parts: Literal["all", "sampler", "initial"] = "all",
+    parts: Literal["all", "scored", "sampler", "initial"] = "all",
     *,
     trust: bool = False,
 ) -> RunContext: ...
@@ -45,7 +57,7 @@ def reopen(
     target: Path,
     overrides: Sequence[str],
     observe: Observer,
-    parts: Literal["all", "sampler", "weights", "initial"] = "all",
+    parts: Literal["all", "scored", "sampler", "weights", "initial"] = "all",
     *,
     trust: bool = False,
 ) -> RunContext | TrainState:
@@ -58,9 +70,9 @@ def reopen(
         target: a run directory, its `best`, or one of its checkpoints. A run directory selects its
             final model, or its newest valid checkpoint if it has no final model.
         overrides: `key=value`, as after `--set`.
-        parts: "sampler" leaves out rewards, environment, row sources and trackers. "weights" also leaves out
-            the sampler, so the run's engine need not be installed or reachable. "initial" is everything,
-            with the weights that the run started from.
+        parts: "scored" leaves out credit, loss and row sources, which need not be importable here. "sampler" also
+            leaves out rewards, environment and trackers. "weights" also leaves out the sampler, so the run's engine
+            need not be installed or reachable. "initial" is everything, with the weights that the run started from.
         trust: run all code and connect to the servers that the run's configuration names.
     Raises:
         ConfigError: there is no run at this path, an override is invalid, or the run needs `trust`.
@@ -71,7 +83,9 @@ def reopen(
     from retrain.run.build import build, build_sampling, build_trained  # torch takes seconds to import
 
     chosen = (*overrides, f"rollout.engine={AUTO}") if parts == "weights" else overrides
-    loaded = stored(run, chosen, saved is None and parts != "initial", trust=trust)
+    # Signals that were trained with the policy are exported with it, and only the credit knows them.
+    unused = UNUSED.get(parts, ()) if not (saved and saved["signals"]) else ()
+    loaded = stored(run, chosen, saved is None and parts != "initial", unused, trust=trust)
     if parts == "weights":
         trained = build_trained(loaded, run, ALONE, observe)
         _restore(trained, run, saved, observe)
@@ -110,7 +124,12 @@ def _opening(loaded: LoadedConfig, observe: Observer) -> Generator[RunDirectory]
 
 
 def each_checkpoint(
-    run: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False
+    run: Path,
+    overrides: Sequence[str],
+    observe: Observer,
+    parts: Literal["all", "scored"] = "all",
+    *,
+    trust: bool = False,
 ) -> Iterator[RunContext]:
     """Yield the context with the weights of each checkpoint of a run, from the oldest to the newest.
 
@@ -126,7 +145,7 @@ def each_checkpoint(
             if reason := checkpoint.problem(path):
                 observe("message", {"text": f"checkpoint {path}: {reason}; it is skipped", "level": "warning"})
             elif context is None:
-                context = reopen(path, overrides, observe, trust=trust)
+                context = reopen(path, overrides, observe, parts, trust=trust)
                 yield context
             else:
                 _restore(context.trained, run, checkpoint.load(path), observe)
@@ -154,10 +173,13 @@ def _restore(trained: TrainState, run: Path, saved: State | None, observe: Obser
             trained.restore(saved, observe)
 
 
-def stored(run: Path, overrides: Sequence[str], final: bool, *, trust: bool = False) -> LoadedConfig:
+def stored(
+    run: Path, overrides: Sequence[str], final: bool, unused: Sequence[str] = (), *, trust: bool = False
+) -> LoadedConfig:
     """Return the configuration that a run was started with, with overrides.
 
     Args:
+        unused: sections to leave out, with the tables of the components that only they name.
         final: start from the run's final model instead of its initial model. With LoRA this selects
             the base, and the adapter is loaded later.
         trust: see `reopen`.
@@ -168,8 +190,9 @@ def stored(run: Path, overrides: Sequence[str], final: bool, *, trust: bool = Fa
     data: dict[str, Any] = read_json(file)
     if not data:
         raise StorageError(f"{file} is missing; restore it from a copy")
-    data.pop("components", None)
+    components = data.pop("components", {})
     with understood(file):
+        _leave_out(unused, data, components)
         if final:
             _start_from_final(run / "model", data)
         data = with_current_keys(data)
@@ -183,6 +206,25 @@ def stored(run: Path, overrides: Sequence[str], final: bool, *, trust: bool = Fa
         loaded = validate(document)
     _refuse(document.file, in_components(loaded), chosen)
     return loaded
+
+
+def _leave_out(sections: Sequence[str], data: dict[str, Any], components: Mapping[str, Any]) -> None:
+    """Remove sections of a stored configuration, and the tables that only their components read."""
+    if not sections:
+        return
+    kept = {name for name, kind in registry.KINDS.items() if kind.key and kind.key[0] not in sections} - {"curriculum"}
+    kept |= {"environment"} if data.get("environments") else set()
+    brought = any(one["source"] != "built-in" for kind in kept for one in components.get(kind, ()))
+    left_out = {one["name"].rpartition(".")[2] for kind in {*components} - kept for one in components[kind]}
+    for name in {*data} - {*Config.model_fields}:
+        readers = registry.components(tables=[name])
+        # A table that is unknown before the user's own code is imported can only be that of a component of theirs.
+        if not (any(one.kind in kept for one in readers) if readers else brought and name not in left_out):
+            del data[name]
+    for section in sections:
+        data.pop(section, None)
+    for section, key in _CREDIT_KEYS:
+        data.get(section, {}).pop(key, None)
 
 
 def _refuse(file: str, values: Iterable[ForeignValue], chosen: Sequence[tuple[str | int, ...]]) -> None:

@@ -112,8 +112,27 @@ def refused(command):
     return done.stderr
 
 
+CREDIT = ("a transform", "an advantage", "a loss", "a curriculum", "a detector")
+"""What only training and the audit use."""
+SCORING = [command for command in OPENING if command not in ("sample", "export")]
+"""Commands that use rewards and the environment."""
+UNUSED = [*(("eval", what) for what in CREDIT), ("sample", "a reward"), ("export", "a tool"), ("sample", "a tool")]
+
+
+@pytest.mark.parametrize(("command", "what"), UNUSED)
+def test_code_that_a_command_does_not_use_is_neither_imported_nor_refused(theirs, command, what):
+    mark = theirs(**json.loads(json.dumps(EVIL_KEYS[what]).replace("chance", "theirs.chance")))
+    done = invoke(OPENING[command])
+    assert done.exit_code == 0, done.output
+    assert not mark.exists()
+
+
 @pytest.mark.parametrize(
-    ("command", "what"), [*(("eval", what) for what in EVIL_KEYS), *((command, "a reward") for command in OPENING)]
+    ("command", "what"),
+    [
+        *(("audit" if what in CREDIT else "eval", what) for what in EVIL_KEYS),
+        *((command, "a reward") for command in SCORING),
+    ],
 )
 def test_code_in_the_run_is_not_imported_unless_it_is_trusted(theirs, command, what):
     text = json.dumps(EVIL_KEYS[what]).replace("chance", "theirs.chance")
@@ -161,7 +180,7 @@ def test_search_paths_are_used_with_trust_alone(theirs, command):
     mark = theirs(plugins__search_paths=[str(Path("theirs/evil").resolve())], rewards=[{"name": "chance.fn"}])
     assert "[plugins] search_paths: ('" in refused(command)
     assert not mark.exists()
-    if command != "serve":  # it would serve until it is stopped
+    if command in SCORING and command != "serve":  # it would serve until it is stopped
         invoke([*OPENING[command], "--trust"])
         assert mark.exists()
 
@@ -181,8 +200,8 @@ def test_functions_of_python_and_packages_are_not_the_users(theirs, what, where,
     assert "is neither a component nor a file of the working directory" in done.stderr
 
 
-@pytest.mark.parametrize("command", OPENING)
-def test_every_command_that_opens_a_run_refuses_a_function_of_a_package(theirs, command, monkeypatch):
+@pytest.mark.parametrize("command", SCORING)
+def test_every_command_that_uses_tools_refuses_a_function_of_a_package(theirs, command, monkeypatch):
     theirs(environment__name="tools", tools={"functions": ["retrain.system.process.start"]})
     words = [word.replace("theirs", str(Path("theirs").resolve())) for word in OPENING[command]]
     monkeypatch.chdir(CHECKOUT)

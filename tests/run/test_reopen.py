@@ -1,10 +1,17 @@
 # pyright: reportAttributeAccessIssue=false
 """A run that is opened again is read, never written."""
 
+import json
+import sys
+
 import pytest
 
+import retrain
+from docs.measure import ROOT
+from retrain.config.load import load
 from retrain.errors import ConfigError
-from retrain.run.reopen import reopen
+from retrain.registry.component import REGISTERED
+from retrain.run.reopen import UNUSED, reopen, stored
 from tests.run.test_resume import content
 
 pytestmark = pytest.mark.numeric
@@ -83,3 +90,43 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_continued_by_its_own_co
     (tmp_path / "status.json").write_text('{"outcome": "stopped"}')
     with pytest.raises(ConfigError, match="repeat its command with --resume auto, or that of its campaign"):
         reopen(tmp_path, [], lambda *_: None)
+
+
+@pytest.mark.slow
+def test_each_command_needs_the_components_that_it_uses_and_no_others(train, tmp_path, monkeypatch):
+    """The advantage stands in the notebook that trained, the reward in a file that is gone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paying.py").write_text("def paying(completion: str) -> float:\n    return len(completion) / 8\n")
+
+    @retrain.advantage("halved")
+    def halved(rewards, *, scale: float = 0.5):
+        return (rewards - rewards.mean()) * scale
+
+    settings = ("algorithm.advantage_mode=halved", "halved.scale=0.25", 'rewards=[{name="paying.paying"}]')
+    run = train(*settings, "training.max_steps=1", "checkpoint.every=1")
+    del REGISTERED["advantage", "halved"]
+    reopen(run, (), silent, "scored").close()
+    (tmp_path / "paying.py").unlink()
+    monkeypatch.delitem(sys.modules, "paying")
+    for target in (run, run / "checkpoints" / "step-000001"):
+        assert reopen(target, (), silent, "weights").steps == 1
+        reopen(target, (), silent, "sampler").close()
+    with pytest.raises(ConfigError, match="paying"):
+        reopen(run, (), silent, "scored")
+    with pytest.raises(ConfigError, match="halved"):
+        reopen(run, (), silent)
+
+
+def test_every_recipe_opens_without_its_credit(tmp_path):
+    """`UNUSED` leaves sections out; the defaults that take their place must fit the rest."""
+    recipes = [*(ROOT / "configs").glob("*.toml"), *(ROOT / "configs" / "methods").glob("*.toml")]
+    opened = 0
+    for recipe in recipes:
+        if "builtin:smollm2" in recipe.read_text() or recipe.stem == "opd":  # need files that are not here
+            continue
+        (tmp_path / "config.resolved.json").write_text(json.dumps(load(recipe).resolved()))
+        for parts, unused in UNUSED.items():
+            loaded = stored(tmp_path, ["rollout.engine=auto"] if parts == "weights" else [], False, unused)
+            assert loaded.components.one("advantage").name == "grpo"
+            opened += 1
+    assert opened > 100
