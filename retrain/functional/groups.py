@@ -62,6 +62,35 @@ def leave_one_out(
     return (values - group_mean(values, group_ids, members)) * n / (n - 1).clamp(min=1)
 
 
+ROUNDING = 1e-6
+"""Relative size below which a float32 difference is rounding: eight times the spacing of float32, 1.2e-7."""
+
+
+def has_credit(
+    advantages: Float[Tensor, "N T"], rewards: Float[Tensor, " N"], group_ids: Int[Tensor, " N"]
+) -> Bool[Tensor, " N"]:
+    """Return True for the rows of groups whose advantages are more than rounding.
+
+        max |A| > 1e-6 * max(largest |A| of the batch, largest |r| of the group if its rewards are equal)
+
+    The mean of equal rewards that an advantage computes itself need not be their value: eight rewards of .2 leave
+    advantages of 1e-8, which an optimizer that normalizes its steps would follow as if they were 1.
+
+    Args:
+        advantages: [N, T], 0 outside of responses; rewards: [N], any unit; group_ids: [N].
+    """
+    index, count = _index(group_ids)
+
+    def largest(values: Tensor) -> Tensor:
+        return values.new_zeros(count).scatter_reduce(0, index, values, "amax", include_self=False)
+
+    sizes = largest(advantages.abs().amax(-1))
+    scale = largest(rewards.abs())
+    equal = largest(rewards) + largest(-rewards) <= ROUNDING * scale
+    noise = ROUNDING * torch.where(equal, torch.maximum(scale, sizes.max()), sizes.max())
+    return (sizes > noise)[index]
+
+
 def _index(group_ids: Int[Tensor, " N"]) -> tuple[Int[Tensor, " N"], int]:
     """Return the groups renumbered as 0..count-1, and their count."""
     unique, index = torch.unique(group_ids, return_inverse=True)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.functional.groups import group_mean, group_size, group_std, group_sum, leave_one_out
+from retrain.functional.groups import group_mean, group_size, group_std, group_sum, has_credit, leave_one_out
 
 pytestmark = pytest.mark.numeric
 
@@ -46,3 +46,28 @@ def test_the_mean_of_equal_values_is_exactly_that_value(value, dtype):
 def test_ddof_and_groups_too_small_for_it():
     ids = torch.tensor([0, 0, 1])
     assert group_std(torch.tensor([1.0, 3.0, 5.0]), ids, ddof=1).tolist() == pytest.approx([2**0.5, 2**0.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "advantages", "expected"),
+    [
+        ([0.2, 0.2], [1.5e-8, -1.5e-8], False),  # rounding of the rewards
+        ([1e4, 1e4], [1e-3, 1e-3], False),
+        ([1e-4, 1e-4], [1e-11, 1e-11], False),
+        ([1e-4, 1e-4], [5e-5, 5e-5], True),  # an all-correct bonus
+        ([1e-4, 2e-4], [-5e-5, 5e-5], True),
+        ([1e6, -1e6], [1.0, -1.0], True),  # normalized advantages of large rewards
+        ([1.0, 0.0], [1e-9, -1e-9], True),  # small, but the largest of the batch
+        ([1.0, 0.0], [0.0, 0.0], False),
+    ],
+)
+def test_a_group_has_credit_above_the_rounding_of_its_rewards(rewards, advantages, expected):
+    columns = torch.tensor(advantages)[:, None].repeat(1, 3)
+    found = has_credit(columns, torch.tensor(rewards), torch.tensor([4, 4]))
+    assert found.tolist() == [expected, expected]
+
+
+def test_credit_far_below_that_of_another_group_is_rounding():
+    advantages = torch.tensor([[1.0], [-1.0], [1e-8], [-1e-8]])
+    found = has_credit(advantages, torch.tensor([1.0, 0.0, 0.3, 0.3]), torch.tensor([0, 0, 1, 1]))
+    assert found.tolist() == [True, True, False, False]

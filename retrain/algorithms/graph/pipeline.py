@@ -258,7 +258,10 @@ class Pipeline:
                 produced[stage.writes] = value
             elif stage.kind == "advantage":
                 columns["advantages"] = F.masked.expand(value.to(batch.rewards.dtype), batch.response_mask)
-        produced["advantages"] = F.masked.keep(columns["advantages"], batch.response_mask)
+        advantages = F.masked.keep(columns["advantages"], batch.response_mask)
+        # The filter, the update, metrics and pictures all read these: a group without credit has advantages of 0.
+        credited = F.groups.has_credit(advantages, batch.rewards, batch.group_ids)
+        produced["advantages"] = advantages.where(credited[:, None], 0.0)
         columns["advantages"] = produced["advantages"]
         values = {"mean": columns["advantages"], "abs_mean": columns["advantages"].abs()}
         return produced, metrics | {

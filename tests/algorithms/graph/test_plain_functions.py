@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,3 +133,37 @@ def test_an_exception_names_function_and_group():
     with pytest.raises(UserCodeError, match='"mine", group 4: raised ZeroDivisionError') as caught:
         pipeline(plain("advantage", mine)).credit(example())
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def with_lists(rewards):
+    return [reward - (sum(rewards) - reward) / max(len(rewards) - 1, 1) for reward in rewards]
+
+
+def with_numpy(rewards):
+    values = np.asarray(rewards, dtype=np.float32)
+    return values - (values.sum() - values) / max(len(values) - 1, 1)
+
+
+def with_tensors(rewards, group_ids):
+    advantages = torch.empty_like(rewards)
+    for group in group_ids.unique():
+        members = rewards[group_ids == group]
+        advantages[group_ids == group] = members - (members.sum() - members) / max(len(members) - 1, 1)
+    return advantages
+
+
+@pytest.mark.parametrize("reward", [0.2, 1 / 3, 1e-4, 1e4])
+@pytest.mark.parametrize("style", [with_lists, with_numpy, with_tensors])
+def test_a_group_of_equal_rewards_has_no_credit_whatever_its_mean_rounds_to(style, reward):
+    if style is with_tensors:
+        bound = Component("advantage", "mine", style, "mine", "columns", None, "dotted path").bind()
+    else:
+        bound = plain("advantage", style)
+    equal = example().replace(rewards=torch.full((4,), reward), group_ids=torch.tensor([1, 1, 1, 1]))
+    credit = pipeline(bound)
+    batch, metrics = credit.credit(equal)
+    assert not batch.advantages.any()
+    assert metrics["advantage/abs_mean"] == 0
+    assert credit.informative(batch)[0].tolist() == [False] * 4
+    mixed, _ = credit.credit(equal.replace(rewards=torch.tensor([reward, 0.0, reward, 0.0])))
+    assert credit.informative(mixed)[0].tolist() == [True] * 4
