@@ -14,6 +14,7 @@ from typing import Any
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Place, show
+from retrain.config.reported_metrics import reported_metrics
 from retrain.config.resolve import AUTO, LoadedConfig, division, ratio_of, reward_columns, slots
 from retrain.config.rules.credit_rules import idle
 from retrain.config.rules.section_rules import gpu_or_cpu
@@ -70,6 +71,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "evaluation": _evaluation(loaded),
         "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
         "keys_that_nothing_reads": [show(path) for path in loaded.unread],
+        "metrics_of_a_step": [*reported_metrics(config, loaded.components)],
         "overrides": loaded.overrides,
         "probe": {"credit and loss": probe(loaded)},
     }

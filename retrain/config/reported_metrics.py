@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from retrain import registry
-from retrain.config.resolve import Resolved, is_correction, reward_columns
+from retrain.config.resolve import Resolved, is_correction, mixed_labels, reward_columns
 from retrain.config.schema import Config
 from retrain.errors import did_you_mean
 from retrain.metrics import Metric, metrics
@@ -48,6 +48,27 @@ def metric_problem(name: str, config: Config, resolved: Resolved) -> tuple[str, 
     if area == "loss" and weights.get(term := name.removeprefix("loss/")) == 0:
         return f'no step reports "{name}": the loss "{term}" has weight 0', f"set [{term}] weight above 0"
     return f'no step reports "{name}"', did_you_mean(name, sorted(reported), f"one of: {', '.join(reported)}")
+
+
+def result_problem(name: str, config: Config, resolved: Resolved) -> tuple[str, str] | None:
+    """Return (problem, fix) if neither an evaluation nor a step of this run reports a metric; otherwise None.
+
+    Args:
+        name: name in eval.jsonl, where that of an evaluation set or an environment may precede it, or in metrics.jsonl.
+    """
+    around, _, figure = name.rpartition("/")
+    labels = {"", *mixed_labels(config), *(entry.name for entry in config.eval.sets)}
+    # An evaluation set may measure pass@k and avg@k of other numbers than [eval].
+    is_figure = figure in config.eval.figures() or (around != "" and "@" in figure)
+    if name.startswith("task/") or (around in labels and is_figure):
+        return None
+    if around == "eval" and is_figure:
+        return f'the results of a campaign have no "{name}"', f'write metric = "{figure}"'
+    problem = metric_problem(name, config, resolved)
+    if problem is None or "/" in name:
+        return problem
+    figures = config.eval.figures()
+    return f'no evaluation measures "{name}"', did_you_mean(name, figures, f"one of: {', '.join(figures)}")
 
 
 def _components(resolved: Resolved) -> Iterator[Bound]:

@@ -102,6 +102,10 @@ class Stop(SignalHandler):
         threading.Thread(target=self._observe, args=("message", details), daemon=True).start()
 
 
+_MAX_ABSENT = 10
+"""Rows without the metric of `stop_when` after which a warning says so: some metrics are not in every step."""
+
+
 class StopCondition:
     """Observer for `[training] stop_when`: ends the run once the metric meets its condition.
 
@@ -115,7 +119,7 @@ class StopCondition:
 
     def __init__(self, settings: StopWhen, directory: RunDirectory, observe: Observer) -> None:
         self._settings, self._directory, self._observe = settings, directory, observe
-        self._best, self._count = -inf, 0
+        self._best, self._count, self._absent = -inf, 0, 0
         file = directory.path / ("eval.jsonl" if settings.event == "eval" else "metrics.jsonl")
         for row in directory.ranks.on_rank0(lambda: read_rows(file)):
             self._check(row)
@@ -129,6 +133,10 @@ class StopCondition:
     def _check(self, row: Mapping[str, Any]) -> None:
         settings = self._settings
         value = row.get(settings.key)
+        self._absent = self._absent + 1 if value is None else -inf
+        if self._absent == _MAX_ABSENT:
+            text = f"[training] stop_when: {_MAX_ABSENT} rows have no {settings.metric}; it stops nothing yet"
+            self._observe("message", {"text": text, "level": "warning"})
         if value is None or self._directory.stop_reason:
             return
         bound, sign = (settings.above, ">=") if settings.above is not None else (settings.below, "<=")

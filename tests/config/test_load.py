@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -315,3 +316,24 @@ def test_a_field_that_no_context_has_is_refused(loaded, tmp_path, body, says):
     with pytest.raises(ConfigError, match=r"run\.toml:2:1: \[algorithm\] transform_mode") as caught:
         loaded(text)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "more", "says"),
+    [
+        ("reward/meen", "", 'no step reports "reward/meen"; did you mean "reward/mean"'),
+        ("loss/kl", "", 'the loss "kl" has weight 0; set [kl] weight above 0'),
+        ("loss/kl", "[kl]\nweight = 0.1\n", ""),
+        ("reward/exact", "", ""),
+        ("reward/number", "", 'no step reports "reward/number"'),
+        ("update/nonfinite", "", ""),
+        ("eval/acuracy", "", 'no evaluation measures "eval/acuracy"; did you mean "eval/accuracy"'),
+    ],
+)
+def test_a_run_stops_on_a_metric_that_its_steps_report(loaded, metric, more, says):
+    text = f'[training]\nstop_when = {{ metric = "{metric}", above = 0.5 }}\n{more}'
+    if not says:
+        assert loaded(text).config.training.stop_when.metric == metric
+        return
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        loaded(text)

@@ -24,6 +24,7 @@ from retrain.config.load import validate
 from retrain.config.mistakes import catalog, collect
 from retrain.config.positions import Path as Key
 from retrain.config.preset_keys import apply_preset, names_file
+from retrain.config.reported_metrics import result_problem
 from retrain.config.resolve import LoadedConfig, Slot
 from retrain.config.rules.unread_keys import judged
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
@@ -169,6 +170,7 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
         try:
             config = validate(document)
             problems += _outranked(condition, config, source)
+            problems += _unmeasured(settings, config, source)
             configs.append(config)
             # A run reads one file, in which a preset replaces nothing, and from another directory.
             if condition.document.lower or names_file(condition.document):
@@ -335,6 +337,16 @@ def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[Key, ConfigProblem]]:
         for path, problem in config.unread.items()
         if all(path in other.unread for other in configs if other.places.get(path) == config.places.get(path))
     ]
+
+
+def _unmeasured(settings: Campaign, config: LoadedConfig, source: Document) -> list[ConfigProblem]:
+    """Return an error for each outcome that no evaluation and no step of a run measures."""
+    problems: list[ConfigProblem] = []
+    for index, outcome in enumerate(settings.measured):
+        at: Key = (SECTION, "outcomes", index, "metric") if settings.outcomes else (SECTION, "metric")
+        if mistake := result_problem(outcome.key, config.config, config.components):
+            problems.append(source.at(at, *mistake))
+    return problems
 
 
 def _outranked(condition: Condition, config: LoadedConfig, source: Document) -> list[ConfigProblem]:

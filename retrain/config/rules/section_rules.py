@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from retrain import registry
+from retrain.config.reported_metrics import metric_problem
 from retrain.config.resolve import Resolved, mixed_labels
 from retrain.config.schema import Config
 from retrain.config.sections.heldout import Eval
@@ -146,13 +147,15 @@ def micro_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 
 def stop_when(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Require exactly one condition in `stop_when`."""
+    """Require exactly one condition in `stop_when`, on a metric that the steps of this run report."""
     stop, path = config.training.stop_when, ("training", "stop_when")
     if stop is None:
         return
     if [stop.above, stop.below, stop.patience].count(None) != 2:
         fix = 'write { metric = "eval/accuracy", above = 0.95 }'
         yield Finding(path, "needs exactly one of above, below and patience", fix)
+    if stop.event == "step" and (mistake := metric_problem(stop.metric, config, resolved)):
+        yield Finding((*path, "metric"), *mistake)
 
 
 def eval_sets(config: Config, resolved: Resolved) -> Iterator[Finding]:

@@ -89,6 +89,10 @@ class Eval(Section):
     sets: Annotated[tuple[EvalSet, ...], Array] = ()
     """Further sets of held-out problems, each with its own name, task and rewards."""
 
+    def figures(self) -> tuple[str, ...]:
+        """Return the names of all evaluation metrics but those of a task."""
+        return (*self.shares(), "ci_high", "avg_tokens", "truncated", "failed", "turns")
+
     def shares(self) -> tuple[str, ...]:
         """Return the names of evaluation metrics that are shares of correct completions."""
         greedy = ("greedy_accuracy",) if self.greedy else ()

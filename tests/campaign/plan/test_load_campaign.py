@@ -1,6 +1,7 @@
 """From a campaign's file to its runs: conditions, labels, grids, and every mistake at its line."""
 
 import json
+import re
 import shlex
 import subprocess
 import tomllib
@@ -500,3 +501,23 @@ def test_every_condition_is_run_on_every_task_with_its_settings(campaign, tmp_pa
     premise = read_plan(directory.path).premises["strategy"]
     assert premise["about"].startswith("Greedy decoding is wrong, a rarer answer is right")
     assert premise["bounds"]["accuracy"] == (0.15, 0.45)
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        ("acuracy", 'no evaluation measures "acuracy"; did you mean "accuracy"'),
+        ("eval/accuracy", 'write metric = "accuracy"'),
+        ("loss/kl", 'the loss "kl" has weight 0'),
+        ("tokens", ""),
+        ("policy/entropy", ""),
+    ],
+)
+def test_an_outcome_is_measured_by_every_condition(tmp_path, metric, says):
+    file = tmp_path / "sweep.toml"
+    file.write_text(f'[campaign]\nseeds = 3\nmetric = "{metric}"\ngoal = "max"\n[task]\nname = "strategy"\n')
+    if not says:
+        assert load_campaign(file).settings.metric == metric
+        return
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_campaign(file)
