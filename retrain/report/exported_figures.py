@@ -55,15 +55,16 @@ def write_figures(folder: Path, drawings: Mapping[str, Drawing]) -> list[Path]:
     Raises:
         OSError: a file cannot be written; inside `system.files.writing` it becomes a StorageError.
     """
-    found = {name: one for name, one in drawings.items() if one.svg}
     files: list[Path] = []
-    if found:
+    for name, drawing in drawings.items():
+        if not drawing.svg:
+            continue
         folder.mkdir(parents=True, exist_ok=True)
-    for name, one in found.items():
-        text, file = standalone(one), _unused(folder, name, files)
-        write_text(file, text)
+        document = standalone(drawing)
+        file = _unused(folder, name, files)
+        write_text(file, document)
         files.append(file)
-        if (image := png(text)) is not None:
+        if (image := png(document)) is not None:
             with staged(file.with_suffix(".png")) as stage:
                 stage.write_bytes(image)
             files.append(file.with_suffix(".png"))
@@ -114,7 +115,9 @@ def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, 
     """
     elements = [_opened(svg) for svg in (*(svg for _, svg, _ in rows), *([axis] if axis else []))]
     left, right = (7.0 * max((len(text) for text in column), default=0) + 12 for column in _columns(rows, titles))
-    wide, y, parts = max((width for (_, _, width, _), _ in elements), default=0.0), 6.0, list[str]()
+    wide = max((width for (_, _, width, _), _ in elements), default=0.0)
+    y = 6.0
+    parts: list[str] = []
     if any(titles):
         parts += [label("start", (4, y + 11), titles[0]), label("start", (left + wide + 8, y + 11), titles[1])]
         y += 20
@@ -139,9 +142,10 @@ def _legend(keys: Sequence[tuple[str, str]], x: float, y: float, width: float) -
     across = max(1, int(width // max([_KEY, *(7 * len(text) + 30 for text, _ in keys)])))
     parts: list[str] = []
     for index, (text, mark) in enumerate(keys):
-        place = x + 14 + width / across * (index % across), y + _LINE * (index // across) + 8
-        parts.append(f'<g transform="translate({place[0]:.1f} {place[1]:.1f})">{mark}</g>')
-        parts.append(label("start", (place[0] + 12, place[1] + 4), text))
+        left = x + 14 + width / across * (index % across)
+        top = y + _LINE * (index // across) + 8
+        parts.append(f'<g transform="translate({left:.1f} {top:.1f})">{mark}</g>')
+        parts.append(label("start", (left + 12, top + 4), text))
     return "".join(parts), -(-len(keys) // across)
 
 
@@ -151,9 +155,9 @@ def _styles() -> str:
 
     Programs that draw SVG outside a browser support neither variables nor media queries.
     """
-    text = _STYLES.read_text(encoding="utf-8")
-    values = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", text.partition("@media")[0]))
-    named = re.split(r"/\* (.+) \*/", text)
+    sheet = _STYLES.read_text(encoding="utf-8")
+    values = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", sheet.partition("@media")[0]))
+    named = re.split(r"/\* (.+) \*/", sheet)
     sections = dict(zip(named[1::2], named[2::2], strict=True))
     drawings = sections["charts"] + sections["conditions of a campaign"].partition("@media")[0]
     rules = ["text { font-family: Helvetica, Arial, 'DejaVu Sans', sans-serif; font-size: 11px; }"]

@@ -54,8 +54,8 @@ def one_run(directory: str, job: str, cpus: str, parent: str) -> None:
     """Work on the job if its lease is free or becomes free soon; end when the process `parent` ends."""
     follower(int(parent), code=Preempted.exit_code)()
     campaign = CampaignDirectory(Path(directory))
-    jobs = [one for one in campaign.jobs if one.id == job]
-    Worker(campaign, jobs, [{"OMP_NUM_THREADS": cpus}], lambda event, details: None, limit=1).run()
+    chosen = [candidate for candidate in campaign.jobs if candidate.id == job]
+    Worker(campaign, chosen, [{"OMP_NUM_THREADS": cpus}], lambda event, details: None, limit=1).run()
 
 
 def warm_start(config: str) -> None:

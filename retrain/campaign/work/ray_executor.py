@@ -27,9 +27,9 @@ from retrain.system.process import end, start
 from retrain.types import Observer
 
 _POLL_S = 1.0
-_REACH_S = 10.0
+_REACH_S = 10.0  # longest wait for a connection to the head node, which Ray itself would extend to minutes
 _PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
-_LOSSES = 10
+_LOSSES = 10  # a run that is lost so often is lost by its own doing, such as by taking the node's memory
 _STOPPED = (Preempted.exit_code, 130)
 _TOKEN = "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"  # noqa: S105 - places, not a token
 
@@ -53,9 +53,11 @@ class RayCluster:
         cpus_per_run: Annotated[int, Field(ge=1)] = 1,
         gpus_per_run: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        self._campaign, self._address = campaign, address
+        self._campaign = campaign
+        self._address = address
         self._threads = cpus_per_run
-        self._cpus, self._gpus = cpus_per_run * campaign.plan.ranks, gpus_per_run * campaign.plan.ranks
+        self._cpus = cpus_per_run * campaign.plan.ranks
+        self._gpus = gpus_per_run * campaign.plan.ranks
 
     def run(self, jobs: Sequence[Job], observe: Observer) -> None:
         """Submit the jobs, and resubmit those that the cluster loses, until each has an outcome.
@@ -70,14 +72,14 @@ class RayCluster:
 
         ray = _connect(self._address)
         try:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            if not any(one.get("CPU", 0) >= self._cpus and one.get("GPU", 0) >= self._gpus for one in nodes):
-                text = (
-                    f"no node of the cluster has {self._cpus} CPUs and {self._gpus} GPUs; the runs wait until one has"
-                )
-                observe("message", {"text": text, "level": "warning"})
+            resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            fits = [free for free in resources if free.get("CPU", 0) >= self._cpus and free.get("GPU", 0) >= self._gpus]
+            if not fits:
+                warning = f"no node has {self._cpus} CPUs and {self._gpus} GPUs; the runs wait until such a node joins"
+                observe("message", {"text": warning, "level": "warning"})
             task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(ray_task)
-            folder, path = self._campaign.plan.folder, str(self._campaign.path.resolve())
+            folder = self._campaign.plan.folder
+            path = str(self._campaign.path.resolve())
             tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._threads), observe)
             with StopSignals() as signals:
                 tasks.run(jobs, signals)
@@ -90,7 +92,10 @@ class _Tasks:
     """The Ray tasks in flight, and the jobs that they execute."""
 
     def __init__(self, ray: Any, campaign: CampaignDirectory, submit: Any, observe: Observer) -> None:
-        self._ray, self._campaign, self._submit, self._observe = ray, campaign, submit, observe
+        self._ray = ray
+        self._campaign = campaign
+        self._submit = submit
+        self._observe = observe
         self._in_flight: dict[Any, Job] = {}
         self._started: set[str] = set()
         self._losses = Counter[str]()

@@ -24,7 +24,7 @@ from retrain.system.records import read_json
 _TRAIN = "retrain"
 _IMPORTED = ("retrain.cli.main", "retrain.run.build")
 """Modules that every run imports; a forked process has already imported them."""
-_GONE_S = 10.0
+_GONE_S = 10.0  # a process that waits for a disk or a driver dies only when that call returns
 _RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)
 """Exit codes after which a run is restarted."""
 _REASONS = {1: "user code", 2: "configuration", 3: "data", 4: "diverged", 5: "engine", 6: "storage", 75: "preempted"}
@@ -86,10 +86,10 @@ def gpus() -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")]
     try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S607
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S607
     except (OSError, subprocess.SubprocessError):
         return []
-    return [str(index) for index, _ in enumerate(found.stdout.splitlines())]
+    return [str(index) for index, _ in enumerate(listing.stdout.splitlines())]
 
 
 def evict(run: Path, previous: Mapping[str, Any]) -> None:
@@ -99,7 +99,8 @@ def evict(run: Path, previous: Mapping[str, Any]) -> None:
     no sign of life. A worker starts each run as the leader of a process group. With several ranks the leader is the
     launcher, and rank 0 holds the lock.
     """
-    owner, child = Lock(run / "lock").owner(), previous.get("child")
+    owner = Lock(run / "lock").owner()
+    child = previous.get("child")
     if owner is None or child is None or (owner["machine"], owner["group"]) != (child["machine"], child["pid"]):
         return
     if owner["machine"] != machine():
@@ -136,7 +137,8 @@ def reason(run: Path, code: int) -> str:
     """Return the reason why the run ended with this exit code, in one line."""
     if code < 0 or code > 128:
         number = -code if code < 0 else code - 128
-        name = signal.Signals(number).name if number in {one.value for one in signal.Signals} else str(number)
+        signal_names = {name.value: name.name for name in signal.Signals}
+        name = signal_names.get(number, str(number))  # real-time signals have no name
         return f"killed by {name}" + (": out of memory?" if number == signal.SIGKILL else "")
     with suppress(StorageError):
         if error := read_json(run / "status.json").get("error"):

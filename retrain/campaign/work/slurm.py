@@ -25,7 +25,8 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
         campaign: the campaign.
         slots: number of tasks at a time; None: all.
     """
-    path, name = shlex.quote(str(Path.cwd() / campaign.path)), campaign.path.resolve().name
+    path = shlex.quote(str(Path.cwd() / campaign.path))
+    name = campaign.path.resolve().name
     runs = len(campaign.jobs)
     each = math.ceil(runs / _MAX_TASKS)
     tasks = math.ceil(runs / each)
@@ -34,9 +35,9 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
         "job-name": name,
         "array": f"0-{tasks - 1}%{slots or tasks}",
         "ntasks": 1,
-        "cpus-per-task": 2 * campaign.plan.ranks,
+        "cpus-per-task": 2 * campaign.plan.ranks,  # the run, and its reward workers
         **({"gres": f"gpu:{campaign.plan.ranks}"} if gpus() else {}),
-        "signal": "B:TERM@120",
+        "signal": "B:TERM@120",  # seconds to finish a step and save
         "output": f"{path}/slurm-%A_%a.log",
     }
     return slurm_job(
