@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.resolve import LoadedConfig
 from retrain.errors import RetrainError
-from retrain.types import POLICY_COLUMNS, Batch
+from retrain.registry import Bound
+from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 
 _GROUPS, _PROMPT = 4, 3
 """Number of groups in the synthetic batch; number of tokens in each prompt."""
@@ -75,11 +77,44 @@ def _credit_and_loss(loaded: LoadedConfig) -> str:
     batch, _ = pipeline.credit(batch)
     kept = float(pipeline.informative(batch)[0].float().mean())
     logprobs = batch.sampler_logprobs.clone().requires_grad_()
-    columns = {name: batch.column(name) for name in objective.reads} | {"logprobs": logprobs}
+    step_columns, _ = objective.step_columns(batch, batch.sampler_logprobs)
+    columns = {name: batch.column(name) for name in objective.reads} | step_columns | {"logprobs": logprobs}
     step = objective.step(batch)
     loss, _ = step.of(columns, step.weights)
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return f"loss {loss.item():.4g}, gradient norm {gradient.norm().item():.4g}, {kept:.0%} of rows informative"
+
+
+def depends_on_rows(term: Bound, objective: Objective) -> bool:
+    """Return True if the values of a loss term on some rows change with the other rows that it is called with.
+
+    The term is called on the synthetic batch whole and in two halves, as an update calls it on micro-batches. A term
+    that fails here, or that differs between two calls on the same rows, is not judged.
+    """
+    batch = synthetic_batch(8, 64)
+    draw = torch.Generator().manual_seed(1)
+    advantages = torch.randn(batch.input_ids.shape, generator=draw) * batch.response_mask
+    logprobs = batch.sampler_logprobs + 0.1 * torch.randn(batch.input_ids.shape, generator=draw)
+    batch = batch.replace(advantages=advantages, logprobs=logprobs * batch.response_mask)
+    try:
+        for name in (*objective.reads, *term.reads):
+            if name not in BASE_COLUMNS and name not in batch.extra:
+                batch = batch.replace(**{name: _stand_in(name, batch)})
+        batch = batch.replace(**objective.step_columns(batch, batch.column("logprobs"))[0])
+        every = torch.arange(len(batch.rewards))
+
+        def values(rows: torch.Tensor) -> torch.Tensor:
+            part = batch.rows(rows)
+            result = term(*(part.column(name) for name in term.reads))
+            value = result[0] if isinstance(result, tuple) else result
+            return torch.where(part.response_mask, value, 0.0).sum(-1)
+
+        whole, again = values(every), values(every)
+        halves = torch.cat([values(every[0::2]), values(every[1::2])])
+    except Exception:  # the run reports what it raises, with the rows that it fails on
+        return False
+    split = torch.cat([every[0::2], every[1::2]])
+    return torch.equal(whole, again) and not torch.allclose(whole[split], halves, rtol=1e-4, atol=1e-6)
 
 
 def _stand_in(name: str, batch: Batch) -> Any:

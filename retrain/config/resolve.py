@@ -167,7 +167,7 @@ class Resolved:
         if not exact and not anchored and not any(map(_is_weight, chain)):
             usual = self.named("transform", DEFAULT_CORRECTION)
             corrections = (*corrections, usual) if usual else corrections
-        return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1])
+        return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1], self.signal)
 
     @property
     def _chain(self) -> tuple[Bound, ...]:

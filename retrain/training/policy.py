@@ -377,10 +377,11 @@ class TorchPolicy:
             objective: the loss.
             scored: the batch has `old_logprobs`; otherwise the current log-probs are used.
         """
+        batch, reported = self._with_step_signals(step.batch, objective, scored)
         tally = _Tally()
         with self._own_dropout():
             for index, counts in step.parts:
-                rows = step.batch.rows(index)
+                rows = batch.rows(index)
                 width = rows.input_ids.shape[1]
                 with self.forward.attention(width):
                     columns = self._loss_columns(rows, objective, scored)
@@ -390,13 +391,23 @@ class TorchPolicy:
                 if counts:
                     tally.add(rows, columns, sums | {"loss/total": loss.detach()})
         metrics = tally.merged(self.ranks).metrics()
-        return metrics | self._apply(metrics.get("loss/total"))
+        return reported | metrics | self._apply(metrics.get("loss/total"))
+
+    def _with_step_signals(self, batch: Batch, objective: Objective, scored: bool) -> tuple[Batch, Metrics]:
+        """Return a batch with the columns of the step's signals, and their metrics; costs a forward pass if any."""
+        if not objective.step_signals:
+            return batch, {}
+        current = self.forward.logprobs(batch)["old_logprobs"]
+        scored_batch = batch if scored else batch.replace(old_logprobs=current)
+        columns, metrics = objective.step_columns(scored_batch, current)
+        return batch.replace(**columns), metrics
 
     def _loss_columns(self, rows: Batch, objective: Objective, scored: bool) -> dict[str, Any]:
         current = self.forward.columns(rows)
         if "logprobs" in current:
             current["old_logprobs"] = rows.column("old_logprobs") if scored else current["logprobs"].detach()
-        return {name: rows.column(name) for name in objective.reads - current.keys()} | current
+        names = objective.reads | {signal.name for signal in objective.step_signals}
+        return {name: rows.column(name) for name in names - current.keys()} | current
 
     def _apply(self, loss: float | None) -> Metrics:
         """Apply the gradients if they and the loss are finite.

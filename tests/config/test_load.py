@@ -337,3 +337,35 @@ def test_a_run_stops_on_a_metric_that_its_steps_report(loaded, metric, more, say
         return
     with pytest.raises(ConfigError, match=re.escape(says)):
         loaded(text)
+
+
+USERS_LOSS = """
+from retrain import loss, signal
+
+@loss("of_rows")
+def of_rows(logprobs, advantages, response_mask):
+    return -logprobs * advantages
+
+@loss("of_micro_batch")
+def of_micro_batch(logprobs, advantages, response_mask):
+    return -logprobs * advantages / logprobs.detach()[response_mask].mean()
+
+@signal("mean_of_step")
+def mean_of_step(logprobs, response_mask):
+    return float(logprobs[response_mask].mean())
+
+@loss("of_step")
+def of_step(logprobs, advantages, response_mask, mean_of_step):
+    return -logprobs * advantages / mean_of_step
+"""
+
+
+@pytest.mark.parametrize("name", ["of_rows", "of_step", "of_micro_batch"])
+def test_a_loss_that_depends_on_its_micro_batch_is_refused(loaded, tmp_path, name):
+    (tmp_path / "users_loss.py").write_text(USERS_LOSS)
+    text = f'[[loss]]\nname = "users_loss.{name}"\n'
+    if name == "of_micro_batch":
+        with pytest.raises(ConfigError, match=r"on a row depend on the other rows.*signal that reads logprobs"):
+            loaded(text)
+    else:
+        assert loaded(text).components.all("loss")[0].component.name.endswith(name)

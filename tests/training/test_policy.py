@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from retrain.algorithms.graph.objective import Objective
 from retrain.errors import UserCodeError
-from retrain.registry import find
+from retrain.registry import Component, find
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
 from tests.training.model.test_forward import own_logprobs
@@ -254,3 +254,39 @@ def test_gradients_are_clipped_to_the_norm():
     trained.optimizer.step = watch
     assert trained.update(make_batch(), make_objective())["grad/norm"] > 1e-3
     assert norms == [pytest.approx(1e-3, rel=1e-2)]
+
+
+def weight_of(ratio, mask):
+    """One over the effective sample size of the tokens in the mask, the same for every row."""
+    kept = ratio[mask]
+    return float(kept.square().sum() * mask.sum() / kept.sum() ** 2)
+
+
+def step_cap(logprobs, sampler_logprobs, response_mask):
+    cap = weight_of((logprobs - sampler_logprobs).where(response_mask, 0.0).exp(), response_mask)
+    return cap, {"ess/cap": cap}
+
+
+def capped(logprobs, sampler_logprobs, advantages, response_mask, step_cap):
+    ratio = (logprobs - sampler_logprobs).where(response_mask, 0.0).exp()
+    return -ratio.clamp(max=step_cap) * advantages
+
+
+@pytest.mark.parametrize("steps", [{}, {"minibatches": 2, "epochs": 2}], ids=["one step", "several"])
+def test_a_signal_that_reads_logprobs_is_that_of_the_whole_step(steps):
+    cap = Component("signal", "step_cap", step_cap, "step_cap", "columns", None, "dotted path").bind()
+    term = Component("loss", "capped", capped, "capped", "columns", None, "dotted path").bind({"weight": 1.0})
+    objective = Objective([term], find("reduction", "token_mean").bind(), signal={"step_cap": cap}.get)
+    assert "step_cap" not in objective.signals
+    batch = make_batch(dead=2)
+    own = policy().logprobs(batch)["old_logprobs"]
+    drift = 0.4 * torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
+    batch = batch.replace(sampler_logprobs=(own + drift).where(batch.response_mask, 0.0))
+    whole = policy(micro_batch_tokens=10_000, **steps).update(batch, objective)
+    parts = policy(micro_batch_tokens=20, **steps).update(batch, objective)
+    for name in ("ess/cap", "loss/total", "grad/norm"):
+        assert parts[name] == pytest.approx(whole[name], rel=1e-4), name
+    if not steps:
+        ratio = (own - batch.sampler_logprobs).where(batch.response_mask, 0.0).exp()
+        assert whole["ess/cap"] == pytest.approx(weight_of(ratio, batch.response_mask), rel=1e-4)
+        assert whole["ess/cap"] > 1.02, "a weight that every micro-batch would compute alike shows nothing"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from retrain.algorithms.graph.column_graph import Stage
+from retrain.algorithms.graph.pipeline import check_result
 from retrain.errors import ComponentError
 from retrain.registry import Bound, loss, transform
 from retrain.registry.call import Call
-from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
+from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,7 @@ class Objective:
             Their metric is policy/NAME_fraction, the share of tokens that one which only drops tokens has dropped,
             weighted as the tokens of a loss term.
         sft_reduction: reduction of the expert's terms if there are terms of both sources; None: `reduction`.
+        signal: returns the bound signal of a name, or None. One that reads `logprobs` is of the optimizer step.
 
     Attributes:
         terms: the loss terms whose weight is not 0.
@@ -34,6 +37,7 @@ class Objective:
         reads: columns that terms and corrections read, except the current `logprobs`; `entropy` is that of the current
             policy.
         signals: columns of `reads` that a signal must compute, such as `ref_logprobs`.
+        step_signals: signals of the optimizer step that terms read; see `step_columns`.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Objective:
         reduction: Bound,
         corrections: Sequence[Bound] = (),
         sft_reduction: Bound | None = None,
+        signal: Callable[[str], Bound | None] = lambda name: None,
     ) -> None:
         self.terms = [term for term in terms if term.params["weight"] != 0]
         self.reduction, self.corrections = reduction, tuple(corrections)
@@ -52,7 +57,11 @@ class Objective:
             if names.count(name) > 1:
                 raise ComponentError(f'loss "{name}" is listed twice', "keep one of them and set its weight")
         self.sources = frozenset(source_of(term) for term in self.terms)
-        self.reads = frozenset(name for one in (*self.terms, *self.corrections) for name in one.reads) - {"logprobs"}
+        reads = frozenset(name for bound in (*self.terms, *self.corrections) for name in bound.reads)
+        named = [signal(name) for name in sorted(reads - BASE_COLUMNS - POLICY_COLUMNS)]
+        self.step_signals = [bound for bound in named if bound and "logprobs" in bound.reads]
+        reads |= {name for bound in self.step_signals for name in bound.reads}
+        self.reads = reads - {"logprobs", *(bound.name for bound in self.step_signals)}
         self._sft_reduction, self.share = reduction, ""
         if self.mixed:
             from retrain.algorithms.mix import SHARE
@@ -75,6 +84,30 @@ class Objective:
             rows = _rows(term, batch)
             live = live | (rows & moved if _vanishes(term) else rows)
         return live
+
+    def step_columns(self, batch: Batch, logprobs: Tensor) -> tuple[dict[str, Any], Metrics]:
+        """Return the columns of the optimizer step's signals, and their metrics.
+
+        A micro-batch has a few rows, which depend on `micro_batch_tokens`: a statistic of the batch, such as its
+        effective sample size, is computed here, once, from all rows of the step.
+
+        Args:
+            batch: all rows of the step, with the columns in `reads`.
+            logprobs: [N, T] current log-probs, without gradient.
+        """
+        columns: dict[str, Any] = {}
+        metrics: Metrics = {}
+        for bound in self.step_signals:
+            call = Call("signal", bound.name)
+            read = {name: logprobs if name == "logprobs" else batch.column(name) for name in bound.reads}
+            with call(read):
+                result = bound(*read.values())
+            value, reported = call.split(result)
+            stage = Stage(bound.name, "signal", tuple(bound.reads), bound.name, bound)
+            check_result(call, stage, value, {"response_mask": batch.response_mask})
+            columns[bound.name] = value
+            metrics |= call.metrics(reported)
+        return columns, metrics
 
     def step(self, batch: Batch) -> StepLoss:
         """Return the loss of an optimizer step on this batch, as a function of the step's micro-batches.
