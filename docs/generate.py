@@ -1,6 +1,7 @@
 """Write docs/reference/* from the code: configuration from the schema, components from their docstrings, pictures.
 
-`python -m docs.generate`, from the root of the repository.
+`python -m docs.generate`, from the root of the repository. It also rewrites the blocks of docs/*.md that repeat the
+code, between `<!-- generated: NAME WORDS -->` and `<!-- end -->`; GitHub shows these, so they are committed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from docs.blocks import WRITERS, metrics_table
+from docs.docstrings import meanings_of, sentence, toml
 from docs.measure import ROOT
 from docs.pictures import layers_picture, step_picture, step_stops
 from retrain.campaign.plan.campaign_schema import Campaign
@@ -19,6 +22,7 @@ from retrain.config.schema import Config
 from retrain.registry import KINDS, Component, components
 from retrain.registry.built_in import ALIASES
 
+_GROUPS = ("rollouts", "update", "engine", "components")
 HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"
 
 
@@ -36,7 +40,8 @@ def configuration_page() -> str:
     parts += list(section_tables("campaign", {"$ref": "Campaign"}, campaign["$defs"] | {"Campaign": campaign}))
     parts.append("## Other names\n\n| you may write | for |\n|---|---|")
     parts += [
-        f"| `[{'.'.join(old[:-1])}] {old[-1]}` | `[{'.'.join(new[:-1])}] {new[-1]}` |" for old, new in ALIASES.items()
+        f"| `[{'.'.join(map(str, old[:-1]))}] {old[-1]}` | `[{'.'.join(new[:-1])}] {new[-1]}` |"
+        for old, new in ALIASES.items()
     ]
     parts.append("\n## Tables of components\n\nA component reads the table of its name, and only if it is used.\n")
     parts += [f"### `[{part.table}]`: {part.kind} `{part.name}`\n\n{table(part)}" for part in with_parameters()]
@@ -59,11 +64,6 @@ def section_tables(path: str, entry: Mapping[str, Any], definitions: Mapping[str
             yield from section_tables(f"{path}.{key}", inner, definitions)
 
 
-def sentence(text: str) -> str:
-    """With a capital letter, unless it begins with a symbol such as `c`."""
-    return text[:1].upper() + text[1:] if re.match(r"[a-z][a-z ]", text) else text
-
-
 def find_reference(entry: Mapping[str, Any]) -> tuple[bool, str]:
     """(whether it is a list of tables, name of the section's definition or "")."""
     for option in (entry, *entry.get("anyOf", ()), *entry.get("allOf", ())):
@@ -81,25 +81,6 @@ def table(part: Component) -> str:
     for key, entry in schema.get("properties", {}).items():
         entry.setdefault("description", meanings.get(key, ""))
     return HEADER + rows(schema) + "\n"
-
-
-def meanings_of(target: Any) -> dict[str, str]:
-    """What the docstrings of a function, or of a class and its bases, say of each parameter."""
-    found: dict[str, str] = {}
-    for owner in reversed(inspect.getmro(target)) if inspect.isclass(target) else (target,):
-        found |= arguments(owner.__doc__ or "")
-    return found
-
-
-def arguments(docstring: str) -> dict[str, str]:
-    """What `Args:` says of each name; one line may hold `a: ...; b: ...`, and `a, b: ...` names two."""
-    block = re.search(r"Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(docstring), re.DOTALL)
-    entries = re.split(r"(?:^ {4}|; |\. )(?=\w+(?:, \w+)*: )", block[1] if block else "", flags=re.MULTILINE)
-    found: dict[str, str] = {}
-    for entry in entries:
-        names, _, meaning = entry.partition(": ")
-        found |= dict.fromkeys(names.split(", "), sentence(" ".join(meaning.split())))
-    return found
 
 
 def rows(definition: Mapping[str, Any]) -> str:
@@ -133,21 +114,6 @@ def kind(entry: Mapping[str, Any]) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     bounds = [f"{sign} {entry[key]:g}" for key, sign in signs.items() if key in entry and abs(entry[key]) < 1e18]
     return " ".join([names.get(str(entry.get("type")), "any"), ", ".join(bounds)]).strip()
-
-
-def toml(value: Any) -> str:
-    """A default as it would be written."""
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items() if item not in (None, {})) + "}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def built_in(kind: str | None = None) -> list[Component]:
@@ -187,19 +153,42 @@ def one_step() -> str:
     return step_picture(step_stops((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
 
 
+def metrics_page() -> str:
+    """Every metric of a step."""
+    parts = [
+        "# Metrics\n",
+        "Made from the registry that reports and checks read. A metric that does not apply is missing.\n",
+    ]
+    parts += [f"## {group.capitalize()}\n\n{metrics_table(group)}\n" for group in ("first", *_GROUPS)]
+    return "\n".join(parts)
+
+
 PAGES = {
     "configuration.md": configuration_page,
     "components.md": components_page,
+    "metrics.md": metrics_page,
     "layers.svg": layers_picture,
     "step.svg": one_step,
 }
 
 
+BLOCK = re.compile(r"(<!-- generated: (\S+)(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def rewritten(page: str) -> str:
+    """The text of a page with its generated blocks as the code has them."""
+    return BLOCK.sub(lambda found: f"{found[1]}{WRITERS[found[2]](*found[3].split()).strip()}\n{found[5]}", page)
+
+
 def main(folder: Path = Path(__file__).parent / "reference") -> None:
-    """Write the pages into `folder`."""
+    """Write the pages into `folder`, and the generated blocks of docs/*.md."""
     folder.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (folder / name).write_text(page(), encoding="utf-8")
+    for file in sorted((ROOT / "docs").glob("*.md")):
+        text = file.read_text(encoding="utf-8")
+        if (new := rewritten(text)) != text:
+            file.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

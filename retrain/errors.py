@@ -53,7 +53,7 @@ class ConfigProblem:
 
 
 class ConfigError(RetrainError):
-    """All errors of a configuration (exit 2; exit 3 if all of them concern data).
+    """A configuration has errors (exit 2; exit 3 if all of them concern data).
 
     Args:
         problems: the errors.

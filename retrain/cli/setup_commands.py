@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -84,13 +85,56 @@ def init(
 
 
 def _write_skill(file: Path, force: bool) -> None:
-    """Write docs/skill.md, which the wheel has among the templates."""
+    """Write the page for coding agents."""
     _refuse_existing(file, force)
-    shipped = Path(__file__).parent / "templates" / file.name
-    source = shipped if shipped.is_file() else Path(__file__).parents[2] / "docs" / "skill.md"
     with writing(file, _FOLDER):
-        shutil.copyfile(source, file)
+        shutil.copyfile(_shipped("docs", "docs") / "skill.md", file)
     say(f"wrote {file}; coding agents read it in this directory, or in a folder of skills")
+
+
+def show_help(
+    topic: Annotated[
+        str | None,
+        typer.Argument(help="A page, a heading, a finding or a word of the glossary. Unset: list the pages."),
+    ] = None,
+) -> None:
+    """Print a page of the documentation, or the section of a topic, such as `no_update` or `from-verl`."""
+    from rich.markdown import Markdown
+
+    pages = {file.stem: file.read_text("utf-8") for file in sorted(_shipped("docs", "docs").glob("*.md"))}
+    if topic is None:
+        for name, page in pages.items():
+            say(f"{name:<18} {page.partition(chr(10))[0].lstrip('# ')}")
+        return
+    name, _, anchor = topic.lower().removeprefix("docs/").replace(".md", "").partition("#")
+    if name in pages and not anchor:
+        section = pages[name]
+    else:
+        searched = [pages[name]] if name in pages else [*pages.values()]
+        section = next(filter(None, (_section(page, anchor or name) for page in searched)), "")
+    if not section:
+        fix = did_you_mean(topic, [*pages], "retrain help lists the pages")
+        raise ConfigError.at("retrain help", topic, "there is no such page or heading", fix)
+    Console().print(Markdown(section))
+
+
+def _section(page: str, anchor: str) -> str:
+    """Return the section of a heading, or the row of a table with `<a id="ANCHOR">`, as Markdown; "" without either."""
+    lines = page.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("#") and re.sub(r"[^\w\- ]", "", line.strip("# ").lower()).replace(" ", "-") == anchor:
+            level = line.index(" ")
+            following = (
+                place for place in range(number + 1, len(lines)) if re.match(rf"#{{1,{level}}} ", lines[place])
+            )
+            return "\n".join(lines[number : next(following, len(lines))])
+        if f'<a id="{anchor}"></a>' in line:
+            head = next(place for place in range(number, 0, -1) if lines[place].startswith("|---")) - 1
+            titles, cells = ([cell.strip() for cell in row.strip("|").split(" | ")] for row in (lines[head], line))
+            return "\n\n".join(
+                f"**{title}**: {cell.rpartition('</a>')[2]}" for title, cell in zip(titles, cells, strict=False)
+            )
+    return ""
 
 
 def _refuse_existing(file: Path, force: bool) -> None:
@@ -106,10 +150,14 @@ def _missing_data(text: str) -> str:
     return f"put your data into {' and '.join(missing)}, then " if missing else ""
 
 
+def _shipped(name: str, folder: str) -> Path:
+    """Return a folder of the wheel's templates, or the repository's folder that they are copied from."""
+    shipped = Path(__file__).parent / "templates" / name
+    return shipped if shipped.is_dir() else Path(__file__).parents[2] / folder
+
+
 def _recipes() -> Path:
-    """Return the folder of the recipes: that of the installed package, or of the repository."""
-    shipped = Path(__file__).parent / "templates" / "recipes"
-    return shipped if shipped.is_dir() else Path(__file__).parents[2] / "configs"
+    return _shipped("recipes", "configs")
 
 
 def _templates() -> dict[str, Path]:

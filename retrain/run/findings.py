@@ -1,7 +1,7 @@
 """Findings: what the figures of a run say is wrong with it. A finding changes nothing in the run.
 
 A finding is a function of `Evidence` that returns text, or "" if it sees nothing. Its name is that of the function and
-of its section in docs/troubleshooting.md, which has the share of healthy runs in which it speaks.
+of its row in docs/troubleshooting.md, which `retrain help NAME` prints.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from retrain.storage.run_directory import RunDirectory
     from retrain.types import Observer, Rollout
 
-PAGE = "docs/troubleshooting.md"
-"""Page that explains every finding, in a section of its name."""
 _EVERY = 10
 """Number of steps between two looks, after the first step."""
 _TAG = re.compile(r"</?\w+>|<\|\w+\|>")
@@ -326,7 +324,7 @@ class RunFindings:
         for finding in FINDINGS:
             name = finding.__name__
             if name not in known and (text := finding(self.evidence)):
-                page = f"{PAGE}#{name}"
+                page = f"retrain help {name}"
                 self._found.append({"name": name, "step": len(self.evidence.rows), "text": text, "page": page})
                 self._write()
                 self._observe("message", {"text": f"{name}: {text} ({page})", "level": "warning"})

@@ -46,6 +46,31 @@ def test_init_writes_the_page_for_coding_agents(tmp_path, monkeypatch):
     assert "exists already" in run("init", "--skill").stderr
 
 
+@pytest.mark.parametrize(
+    ("topic", "shown", "hidden"),
+    [
+        ("no_update", "finding: no_update", "cut_off"),
+        ("from-verl", "Coming from verl", "Coming from TRL"),
+        ("the-reward-stays-0", "The reward itself", "It stops"),
+        ("run-directory#resuming", "--resume auto", "Trackers"),
+        ("docs/rewards.md#check-a-reward", "retrain reward check", "Where rewards run"),
+        ("margin", "term: margin", "HICRA"),
+    ],
+)
+def test_help_prints_the_section_of_a_topic(topic, shown, hidden):
+    done = run("help", topic)
+    assert done.exit_code == 0
+    assert shown in done.stdout
+    assert hidden not in done.stdout
+
+
+def test_help_lists_the_pages_and_knows_no_others():
+    assert "troubleshooting    Troubleshooting" in run("help").stdout
+    refused = run("help", "troubleshoting")
+    assert refused.exit_code == 2
+    assert 'did you mean "troubleshooting"?' in refused.stderr
+
+
 def test_init_into_a_missing_directory_is_a_storage_error(tmp_path):
     result = run("init", str(tmp_path / "no" / "run.toml"))
     assert result.exit_code == 6

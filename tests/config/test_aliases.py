@@ -85,7 +85,7 @@ def test_a_parameter_of_a_component_of_the_file_belongs_in_its_own_table(tmp_pat
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("[actor_rollout_ref]\nx = 1\n", "docs/from-verl.md"),
+        ("[actor_rollout_ref]\nx = 1\n", "retrain help from-verl"),
         ("[trainer]\nx = 3\n", "[checkpoint]"),
         ("[frobnicate]\nx = 1\n", "sections: "),
         ('[model]\nname = "some/model"\n', 'write [model] path = "some/model"'),

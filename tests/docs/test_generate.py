@@ -3,6 +3,7 @@
 import pytest
 
 from docs import generate
+from docs.docstrings import arguments
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.config.schema import Config
 from retrain.registry import components
@@ -52,13 +53,40 @@ def test_meanings_come_from_the_docstring():
     Returns:
         other: not an argument.
     """
-    assert GENERATE["arguments"](text) == {
+    assert arguments(text) == {
         "": "",
         "rewards": "[N] float",
         "group_ids": "[N] int.",
         "low": "The bounds, both included.",
         "high": "The bounds, both included.",
     }
+
+
+@pytest.mark.parametrize("page", sorted((generate.ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_generated_blocks_are_as_the_code_has_them(page):
+    """`python -m docs.generate` rewrites them."""
+    text = page.read_text()
+    assert generate.rewritten(text) == text
+
+
+@pytest.mark.parametrize(
+    ("block", "line"),
+    [
+        ("keys warmup steps", "| `steps` |"),
+        ("keys critic gamma lam", "| `gamma`, `lam` | `1` |"),
+        ("keys judge base_url", "| `base_url` | required |"),
+        ("keys model.lora r", "| `r` |"),
+        ("commands", "| `retrain validate FILE` | Check a configuration"),
+        ("metrics first", "| `grad/norm` | norm of the gradient before clipping | Steady is good."),
+        ("metrics of mu", "| `mix/mu` |"),
+        ("exit-codes", "| 130 | Ctrl-C |"),
+        ("presets", "| `dapo` | DAPO"),
+        ("recipes methods", "| `configs/methods/"),
+        ("formulas loss.gspo", "| loss `gspo` | <code>-min(s_t * A_t, clip(s_t,"),
+    ],
+)
+def test_a_block_has_what_its_first_line_asks_for(block, line):
+    assert line in generate.rewritten(f"<!-- generated: {block} -->\n<!-- end -->\n")
 
 
 @pytest.mark.parametrize(

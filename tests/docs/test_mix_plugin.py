@@ -1,43 +1,25 @@
-"""The plug-in of docs/mix_plugin.md trains as it stands in the page, and is the one in plugins/."""
+"""The plug-in MIX in plugins/ trains with its TOML."""
 
-import json
-import re
 from pathlib import Path
 
 import pytest
-import tomli
 
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from tests.small_runs import rows
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "mix_plugin.md"
-
-
-def block(language, name):
-    """The block of the page that is the file `plugins/NAME`."""
-    [text] = re.findall(rf"```{language}\n# plugins/{re.escape(name)}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return text
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A directory with the page's files under `plugins/`, and with the data."""
-    own = tmp_path / "plugins"
-    own.mkdir()
-    for language, name in (("python", "my_mix.py"), ("toml", "my_mix.toml")):
-        (own / name).write_text(block(language, name))
-    (own / "expert_data.jsonl").write_text((ROOT / "plugins" / "expert_data.jsonl").read_text())
+    """A directory with the files under `plugins/`, and with the data."""
+    copied = tmp_path / "plugins"
+    copied.mkdir()
+    for name in ("my_mix.py", "my_mix.toml", "expert_data.jsonl"):
+        (copied / name).write_text((ROOT / "plugins" / name).read_text())
     monkeypatch.chdir(tmp_path)
-    return own
-
-
-def test_the_page_shows_the_files():
-    assert block("python", "my_mix.py") == (ROOT / "plugins" / "my_mix.py").read_text()
-    assert tomli.loads(block("toml", "my_mix.toml")) == tomli.loads((ROOT / "plugins" / "my_mix.toml").read_text())
-    first = (ROOT / "plugins" / "expert_data.jsonl").read_text().splitlines()[0]
-    assert json.loads(first) == json.loads(re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)[0])
+    return copied
 
 
 def test_it_trains_on_both_sorts_of_rows(folder, tmp_path):

@@ -117,10 +117,10 @@ def test_findings_come_before_the_curves(run):
     (run / "status.json").write_text(json.dumps(facts))
     page = checked(render(run))
     assert page.index("No findings. Looked at: no_update, cut_off.") < page.index("Curves")
-    one = {"name": "cut_off", "step": 10, "text": f"more <b> {HOSTILE}", "page": "docs/troubleshooting.md#cut_off"}
+    one = {"name": "cut_off", "step": 10, "text": f"more <b> {HOSTILE}", "page": "retrain help cut_off"}
     (run / "status.json").write_text(json.dumps(facts | {"findings": [one]}))
     page = checked(render(run))
-    assert page.index("1 finding") < page.index("docs/troubleshooting.md#cut_off") < page.index("Curves")
+    assert page.index("1 finding") < page.index("retrain help cut_off") < page.index("Curves")
     assert "More <b> " in page
     assert "Looked at: no_update, cut_off." in page
 

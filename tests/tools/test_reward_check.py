@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -45,14 +46,17 @@ def built_in(tmp_path):
     return loaded, paid(loaded, [SUM])
 
 
-def test_the_page_has_the_table_of_the_built_in_rewards(tmp_path):
+def test_the_table_of_the_built_in_rewards_and_the_rows_that_the_page_shows(tmp_path):
     loaded, found = built_in(tmp_path)
     table = as_table(loaded, found)
     lines = [
         f"| {' | '.join(row[:-1])} |" for row in (table.columns, *table.rows)
     ]  # it counts as the first reward says
-    page = (ROOT / "docs" / "tasks-and-rewards.md").read_text()
-    assert "\n".join([lines[0], "|---" * (len(table.columns) - 1) + "|", *lines[1:]]) in page
+    text = Path(__file__).with_name("built_in_rewards.md").read_text()
+    assert "\n".join([lines[0], "|---" * (len(table.columns) - 1) + "|", *lines[1:]]) in text
+    shown = (ROOT / "docs" / "rewards.md").read_text().partition(lines[0])[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(shown) > 5
+    assert set(shown) <= {*lines}
 
 
 def test_what_the_built_in_rewards_promise(tmp_path):
