@@ -79,7 +79,7 @@ def test_generated_blocks_are_as_the_code_has_them(page):
         ("commands", "| `retrain validate FILE` | Check a configuration"),
         ("metrics first", "| `grad/norm` | norm of the gradient before clipping | Steady is good."),
         ("metrics of mu", "| `mix/mu` |"),
-        ("exit-codes", "| 130 | Ctrl-C |"),
+        ("exit-codes", "| 130 | Ctrl-C; after"),
         ("presets", "| `dapo` | DAPO"),
         ("recipes methods", "| `configs/methods/"),
         ("formulas loss.gspo", "| loss `gspo` | <code>-min(s_t * A_t, clip(s_t,"),
