@@ -35,8 +35,9 @@ class Lora(Section):
     """Dropout probability on the adapter's input. Only the trainer applies it, so above 0 its log-probs differ from the
     sampler's."""
     target_modules: str | Annotated[tuple[str, ...], Array] = "all-linear"
-    """"all-linear": every linear layer but the head gets an adapter. A list: the layers with these names, such as
-    ["q_proj", "v_proj"]. Another string: a regular expression that matches whole module names."""
+    """"all-linear": every linear layer but the head gets an adapter; fused experts and routers get none, and a line
+    names them. A list: the layers with these names, such as ["q_proj", "v_proj"]. Another string: a regular expression
+    that matches whole module names."""
 
 
 class Model(Section):

@@ -170,7 +170,7 @@ def trained_parameters(ranks: Ranks) -> dict[str, Any]:
     look()
     policy.logprobs(make_batch())
     look()
-    policy.forward._agrees(torch.zeros(1), lambda: _fails_within_a_layer(policy.model))
+    policy.forward._agrees(torch.zeros(1), lambda: _fails_within_a_layer(policy.model), 0.1)
     look()
     policy.update(make_batch(), make_objective())
     look()

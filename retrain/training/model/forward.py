@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from transformers import AttentionInterface
 
 from retrain.errors import ComponentError
 from retrain.functional.logprobs import predictors, token_scores
 from retrain.protocols import WHOLE, Shards
 from retrain.training.cpu_kernels import shorten
+from retrain.training.model.abilities import InFloat32, final_cap, poisoned, soft_capped
+from retrain.training.model.packed_attention import longest_packed_row, packed
 from retrain.training.model.packing import Packing
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 from retrain.types import Batch
@@ -25,8 +25,10 @@ MicroBatch = tuple[Tensor, bool]
 
 One that does not count only gives its rank as many forward passes as the others.
 """
-_TOLERANCE = 1e-3
-"""Largest error of the packed forward in float32, relative to the logits' standard deviation."""
+_TOLERANCE = 1e-4
+"""Largest error of another way to compute logits in float32, relative to the logits' standard deviation."""
+_ROUNDING = 5e-2
+"""The same in 16 bits, for kernels that compute in nothing else: rounding alone gives up to 3%."""
 _CACHED_CELLS = 2048
 """Cells of a micro-batch on a CPU: 10% faster than larger ones, as activations stay in cache."""
 _PARAMETERS_PER_CELL = 1 << 14
@@ -39,21 +41,25 @@ Each micro-batch casts all weights, so a large model needs larger micro-batches.
 class Forward:
     """Scores response tokens with a causal LM.
 
-    A probe tests the model's abilities: it compares the packed forward, and the output embedding of
-    the last hidden state, with the model's own logits. A model that changes logits after the output
-    embedding (soft caps) uses its own forward. A model that fails with the packed attention, or has
-    sliding windows, runs padded with its own attention.
+    A model whose logits are its output embedding, possibly with a soft cap, is scored in chunks. One that mixes
+    tokens in its attention only, and in no way that `packed_attention` does not compute, runs packed; another one,
+    and rows longer than a sliding window, run padded with the model's own attention.
 
     Attributes:
         splits: logits are the output embedding of the last hidden state, so they can be computed in
             chunks.
+        cap: the soft cap of these logits; 0 if there is none.
         packed_limit: largest length of a row that can be packed; 0 if the model cannot pack.
         ragged: packed rows use `ragged_attention`.
         compiled: the model's layers and the scores of tokens are compiled (see `compile_layers`).
     """
 
     def __init__(self, model: Any, settings: PolicySettings, shards: Shards = WHOLE) -> None:
-        """Probe the model; `shards` describes how its weights are sharded."""
+        """Test the model's abilities; `shards` describes how its weights are sharded.
+
+        Raises:
+            ComponentError: the model is not causal, or padding changes its logits.
+        """
         self.model, self.shards, self.temperature = model, shards, settings.temperature
         self.config: Any = model.config.get_text_config()  # part of the config in multimodal models
         self.device: torch.device = shards.device or model.device
@@ -64,7 +70,7 @@ class Forward:
             large = min(self.chunk, sum(p.numel() for p in model.parameters()) // _PARAMETERS_PER_CELL)
             self.budget = min(self.budget, max(_CACHED_CELLS, large))
         shorten(model)
-        self.splits, self.packed_limit, self.ragged, self.compiled = False, 0.0, False, False
+        self.splits, self.cap, self.packed_limit, self.ragged, self.compiled = False, 0.0, 0.0, False, False
         self._probe()
         if settings.compile and self.device.type == "cuda" and shards.device is None and self.packed_limit:
             from retrain.training.model.compiled import compile_layers
@@ -73,35 +79,66 @@ class Forward:
 
     @torch.no_grad()
     def _probe(self) -> None:
-        half = self.model.get_input_embeddings().weight.dtype != torch.float32
-        # Compare float32 weights without rounding.
-        with self._autocast() if half else nullcontext():
-            self._try_forwards()
-
-    def _try_forwards(self) -> None:
+        """Find out what the model allows, on three rows of which the first two share a prompt of two tokens."""
         device = self.device
-        ids = torch.arange(10, device=device).view(2, 5) * 7 % self.config.vocab_size
-        mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
-        cells, none = mask.flatten(), torch.zeros_like(mask)
-        expected = self.shards.run(lambda: self._padded(ids, mask)[cells])
-        self.splits = True  # `_padded` and `_head` use it in the next line
-        self.splits = self._agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
-        possible = self.splits and self._may_be_ragged()
-        tried = [True] * possible + [False] * self.splits
-        for self.ragged in tried:
-            packing = Packing.of(ids, mask, none, self.ragged)
-            with self._autocast() if self.ragged else nullcontext():  # FlashAttention computes in 16 bits only
-                wanted = (
-                    self.shards.run(lambda: self._head(self._padded(ids, mask)[cells])) if self.ragged else expected
-                )
-                with packed(self.model):
-                    agrees = self._agrees(wanted, lambda packing=packing: self._head(self._packed(ids, packing)))
-            if agrees:
+        ids = torch.arange(1, 16, device=device).view(3, 5) * 7 % self.config.vocab_size
+        ids[1, :2] = ids[0, :2]
+        mask = torch.arange(5, device=device) < torch.tensor([[5], [3], [4]], device=device)
+        scored = mask & (torch.arange(5, device=device) >= 2)
+        half = self.model.get_input_embeddings().weight.dtype != torch.float32
+        # FSDP gathers weights in their own dtype.
+        exact = InFloat32() if half and self.shards.device is None else nullcontext()
+        slack = _ROUNDING if self.shards.casts or (half and self.shards.device is not None) else _TOLERANCE
+        with exact:
+            logits = self.shards.run(self._padded, ids, mask)
+            self._require_causal(logits.view(3, 5, -1), ids, slack)
+            cap = self.shards.run(self._final_cap, ids, mask)
+            self.splits, self.cap = cap is not None, cap or 0.0
+            if self.splits and self._packs(ids, mask, scored, slack):
                 self.packed_limit = longest_packed_row(self.config)
-                break
-        if possible and not self.ragged:
-            text = "this model uses padded attention for packed rows, because varlen_attn fails or gives other logits"
-            logging.getLogger(__name__).warning(text)
+        if self.packed_limit and self._may_be_ragged():
+            self.ragged = True
+            packing = Packing.of(ids, mask, scored, ragged=True)
+            with self._autocast():  # FlashAttention computes in 16 bits only
+                own = self.shards.run(self._padded, ids, mask)[packing.kept.flatten()]
+                with packed(self.model):
+                    self.ragged = self._agrees(own, lambda: self._packed(ids, packing), _ROUNDING)
+            if not self.ragged:
+                text = "this model uses padded attention for packed rows, because varlen_attn fails or differs"
+                logging.getLogger(__name__).warning(text)
+
+    def _require_causal(self, logits: Tensor, ids: Tensor, slack: float) -> None:
+        """Raise ComponentError if later tokens or padding change the logits [3, 5, V] of the probe's rows."""
+        name = type(self.model).__name__
+        if not _close(logits[0, :2], logits[1, :2], slack):
+            problem = f"{name} is not causal: later tokens change the logits of earlier ones"
+            raise ComponentError(problem, "name a causal language model in [model] path")
+        alone = self.shards.run(self._padded, ids[1:2, :3], torch.ones_like(ids[1:2, :3], dtype=torch.bool))
+        if not _close(logits[1, :3], alone, slack):
+            problem = f"padding behind a text changes the logits of {name}, so texts of several lengths make no batch"
+            raise ComponentError(problem, "name another model in [model] path")
+
+    def _final_cap(self, ids: Tensor, mask: Tensor) -> float | None:
+        def hidden() -> Tensor:
+            return self.model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False)[0].flatten(0, 1)
+
+        try:
+            return final_cap(self.model, lambda: self._padded(ids, mask), hidden)
+        except Exception:  # the head may be missing, or the body return something else: the own forward is used
+            self.shards.recover()
+            return None
+
+    def _packs(self, ids: Tensor, mask: Tensor, scored: Tensor, slack: float) -> bool:
+        """Return True if the packed forward is that of each row alone."""
+        packing = Packing.of(ids, mask, scored)
+        own = self.shards.run(self._padded, ids, mask)[packing.kept.flatten()]
+        with packed(self.model):
+            if not self._agrees(own, lambda: self._packed(ids, packing), slack):
+                return False
+            # Token 5 is all that is in the list of the second row, because its prompt is that of the first.
+            with poisoned(self.model, token=5):
+                finite = self.shards.run(self._packed, ids, packing).isfinite().all(-1)
+        return not finite[5] and int(finite.sum()) == len(finite) - 1
 
     def _may_be_ragged(self) -> bool:
         if self.device.type != "cuda":
@@ -110,16 +147,12 @@ class Forward:
 
         return has_ragged_attention(self.device, self.dtype)
 
-    def _agrees(self, expected: Tensor, compute: Callable[[], Tensor]) -> bool:
+    def _agrees(self, expected: Tensor, compute: Callable[[], Tensor], slack: float) -> bool:
         try:
-            logits = self.shards.run(compute)
+            return _close(expected, self.shards.run(compute), slack)
         except Exception:  # a model may raise anything; then its own forward is used
             self.shards.recover()
             return False
-        # The root mean square and not the largest error: the largest of 100,000 logits in 16 bits grows with depth.
-        slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
-        error = (logits.float() - expected.float()).square().mean().sqrt()
-        return bool(error <= slack * expected.float().std())
 
     def attention(self, width: int) -> AbstractContextManager[None]:
         """Select the attention for rows of this width, for both forward and backward pass."""
@@ -227,7 +260,7 @@ class Forward:
         return hidden.detach()
 
     def _head(self, hidden: Tensor) -> Tensor:
-        return self.model.get_output_embeddings()(hidden) if self.splits else hidden
+        return soft_capped(self.model.get_output_embeddings()(hidden), self.cap) if self.splits else hidden
 
 
 class ValueForward(Forward):
@@ -265,6 +298,12 @@ class ValueForward(Forward):
         return self.shards.ranks.all_reduce(table)
 
 
+def _close(expected: Tensor, found: Tensor, slack: float) -> bool:
+    """Compare by the root mean square: the largest of 100,000 errors in 16 bits grows with the depth of the model."""
+    error = (found.float() - expected.float()).square().mean().sqrt()
+    return bool(error <= slack * expected.float().std())
+
+
 def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Tensor]:
     """Split rows into micro-batches of at most `budget` cells (rows x longest row).
 
@@ -297,70 +336,3 @@ def deal(lengths: Sequence[int], rows: Sequence[int], budget: int, ranks: int) -
         parts[place : place + 1] = [largest[:half], largest[half:]]
     idle = [(torch.tensor(part), False) for part in parts[-1:]] * (-len(parts) % ranks)
     return [(torch.tensor(part), True) for part in parts] + idle
-
-
-NAME = "retrain_packed"
-
-
-def packed_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """Compute causal attention within each row of a packed list, as transformers' AttentionInterface.
-
-    One gather pads the tokens to rows, and one scatter packs the result. Padding follows a row's
-    tokens, so causality hides it.
-
-    Args:
-        query: [1, heads, n, d].
-        key, value: [1, kv_heads, n, d].
-        options: `packing`, which the model passes through, and the model's own `scaling`.
-    Returns:
-        [1, n, heads, d], and None for attention weights.
-    """
-    packing: Packing = options["packing"]
-    scale: float | None = options.get("scaling")
-    if packing.bounds is not None:
-        from retrain.training.model.ragged import ragged_attention
-
-        return ragged_attention(query, key, value, packing, scale), None
-    rows, width = packing.gather.shape
-    cells = packing.gather.reshape(-1)
-
-    wide = query.device.type == "cpu"  # CPU attention is faster in float32, unlike matrix products
-    grouped = query.shape[1] != key.shape[1]
-    # With fewer key heads, torch's only GPU kernels are those that store all scores at once.
-    if grouped and not wide:
-        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-
-    def padded(x: Tensor) -> Tensor:
-        x = x.float() if wide else x
-        return x[0].transpose(0, 1).index_select(0, cells).view(rows, width, x.shape[1], x.shape[3]).transpose(1, 2)
-
-    with torch.autocast("cpu", enabled=False) if wide else nullcontext():
-        out = functional.scaled_dot_product_attention(
-            padded(query), padded(key), padded(value), is_causal=True, scale=scale, enable_gqa=grouped and wide
-        )
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, packing.scatter)[None].to(query.dtype), None
-
-
-AttentionInterface.register(NAME, packed_attention)
-
-
-@contextmanager
-def packed(model: Any) -> Generator[None]:
-    """Use the packed attention inside this block, for both forward and backward pass."""
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-
-
-def longest_packed_row(config: Any) -> float:
-    """Return the length up to which a row attends to all earlier tokens: the window, or inf."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    local = bool(kinds - {"full_attention"}) or (not kinds and getattr(config, "use_sliding_window", True))
-    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return min([float(window) for window in windows if window and local], default=float("inf"))

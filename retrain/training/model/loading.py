@@ -43,7 +43,7 @@ class Loaded:
     Attributes:
         model: a transformers causal language model in `eval` mode, without dropout.
         tokenizer: its tokenizer, which always has a pad token.
-        stop_ids: all ids that end a completion, from tokenizer, config and generation_config; sorted.
+        eos_ids: ids that end a text, from tokenizer, config and generation_config; sorted.
         name: the value of `[model] path`.
         mode, chat_params: use of the chat template, and its variables; see `Chat`.
         source: reads the values of parameters if the model is empty (see `load_model`), else None.
@@ -51,7 +51,7 @@ class Loaded:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    stop_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]
     name: str
     mode: TemplateMode = "auto"
     chat_params: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -65,7 +65,7 @@ class Loaded:
         """
         tokenizer: Any = self.tokenizer
         pad = int(tokenizer.pad_token_id)
-        return pad if pad < self.vocabulary else self.stop_ids[0]
+        return pad if pad < self.vocabulary else self.eos_ids[0]
 
     @cached_property
     def vocabulary(self) -> int:
@@ -73,11 +73,10 @@ class Loaded:
         embedding: Any = self.model.get_input_embeddings()
         return int(embedding.num_embeddings)
 
-    @property
-    def end_id(self) -> int:
-        """Id that ends a worked solution: the tokenizer's end of sequence, or the first stop id."""
-        own: Any = self.tokenizer.eos_token_id
-        return self.stop_ids[0] if own is None else int(own)
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """All ids that end a completion, sorted: those that end a text, and the chat template's end of an answer."""
+        return tuple(sorted({*self.eos_ids, self.chat.end_id}))
 
     def sampling(self, seed: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:
         """Return settings that end a completion at this model's stop ids; see `Sampling`."""
@@ -108,7 +107,8 @@ class Loaded:
     @cached_property
     def chat(self) -> Chat:
         """The renderer of prompts for this model."""
-        return Chat(self.tokenizer, self.end_id, self.mode, self.chat_params)
+        eos: Any = self.tokenizer.eos_token_id
+        return Chat(self.tokenizer, self.eos_ids[0] if eos is None else int(eos), self.mode, self.chat_params)
 
 
 def load_model(
@@ -168,22 +168,34 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
+def with_capped_attention(model: PreTrainedModel) -> PreTrainedModel:
+    """Select the attention that caps scores as the configuration says (Gemma 2), and return the model.
+
+    transformers selects SDPA for these models, and its SDPA function ignores the cap.
+    """
+    config: Any = model.config
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    if capped and config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
+    return model
+
+
 def _ready(model: PreTrainedModel, tokenizer: Any, name: str) -> Loaded:
-    stop_ids = find_stop_ids(model, tokenizer)
-    if not stop_ids:
+    eos_ids = find_eos_ids(model, tokenizer)
+    if not eos_ids:
         raise ComponentError(f"{name} has no end-of-sequence token", "set eos_token in its tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         # Any id works, because padding is always masked.
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(stop_ids[0])
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(eos_ids[0])
     settings: Any = model.generation_config
     try:
         settings.validate(strict=True)
     except ValueError:  # transformers loads contradictory settings, but raises when saving them
         model.generation_config = GenerationConfig(**{name: getattr(settings, name) for name in _SPECIAL_IDS})
-    return Loaded(model.eval(), tokenizer, stop_ids, name)
+    return Loaded(with_capped_attention(model).eval(), tokenizer, eos_ids, name)
 
 
-def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def find_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return all end-of-sequence ids of tokenizer, config and generation_config, sorted."""
     sources: list[Any] = [tokenizer, model.config, getattr(model, "generation_config", None)]
     found: set[int] = set()

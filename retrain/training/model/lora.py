@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from retrain.functional.seeds import derive_seed
 from retrain.protocols import Ranks
 from retrain.system.extras import library
 from retrain.system.files import staged, writing
+from retrain.training.model.abilities import InFloat32
 from retrain.training.settings import POLICY_ADAPTER, LoraSettings
 from retrain.weights import LowRank
 
@@ -38,14 +41,18 @@ def inject(model: Any, settings: LoraSettings) -> Any:
         ComponentError: `target_modules` names no layer, a layer that is not linear, or one of two tied matrices.
     """
     peft = library("peft", "lora")
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
     with _seeded(settings.seed), _on_cpu(model):
         try:
-            wrapper = peft.get_peft_model(model, _config(settings))
+            wrapper = peft.get_peft_model(model, _config(model, settings))
         except ValueError as error:
             problem = f"[model.lora] target_modules: {error}"
             raise ComponentError(problem, 'name linear layers, or "all-linear"') from error
-    tied = (model.get_input_embeddings(), model.get_output_embeddings())
-    if model.config.tie_word_embeddings and any(hasattr(layer, "base_layer") for layer in tied):
+    if settings.target_modules == "all-linear" and (rest := _matrices_without_adapter(model)):
+        logging.getLogger(__name__).warning('[model.lora] target_modules = "all-linear" leaves out %s', rest)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if tied and any(hasattr(layer, "base_layer") for layer in ends):
         raise ComponentError(
             "[model.lora] target_modules names the embedding or the head, and this model has one matrix for both",
             "remove them from target_modules",
@@ -65,7 +72,7 @@ def add(wrapper: Any, name: str, settings: LoraSettings) -> None:
         settings: its settings.
     """
     with _seeded(settings.seed):
-        wrapper.add_adapter(name, _config(settings))
+        wrapper.add_adapter(name, _config(wrapper.get_base_model(), settings))
     with active(wrapper, name):
         _cast_trainable(wrapper)
 
@@ -84,17 +91,83 @@ def active(wrapper: Any, name: str) -> Generator[None]:
         wrapper.set_adapter(before)
 
 
-def _config(settings: LoraSettings) -> Any:
+def _config(model: Any, settings: LoraSettings) -> Any:
     from peft import LoraConfig
 
     targets = settings.target_modules
-    return LoraConfig(
+    if targets == "all-linear":
+        targets = _linear_layers(model)
+    config = LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]
         lora_dropout=settings.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )
+    if settings.target_modules == "all-linear":
+        _keep_linear_layers(config, model)
+    return config
+
+
+def _linear_layers(model: Any) -> list[str]:
+    """Return the names of the model's linear layers without the head, also of those that have an adapter."""
+    modules = dict(model.named_modules())
+    within = tuple(f"{name}." for name, _ in _adapted(model))
+    names: list[str] = []
+    for name, module in modules.items():
+        layer = module.get_base_layer() if hasattr(module, "get_base_layer") else module
+        # A fused Mamba kernel reads the matrix of `out_proj` itself, and would pass by an adapter.
+        parent = modules[name.rpartition(".")[0]]
+        fused = name.endswith(".out_proj") and hasattr(parent, "conv1d") and hasattr(parent, "in_proj")
+        if not isinstance(layer, (nn.Linear, Conv1D)) or module is model.get_output_embeddings() or fused:
+            continue
+        if not name.startswith(within) and _is_product(layer):
+            names.append(name)
+    return names
+
+
+@torch.no_grad()
+def _is_product(layer: Any) -> bool:
+    """Return True if a layer maps [1, in] to [1, out], unlike Llama 4's router, which is a subclass of nn.Linear."""
+    if type(layer) in (nn.Linear, Conv1D):
+        return True
+    try:
+        with InFloat32():
+            out = layer(torch.zeros(1, layer.in_features, device=layer.weight.device))
+    except Exception:  # the forward of a subclass may take anything
+        return False
+    return isinstance(out, Tensor) and out.shape == (1, layer.out_features)
+
+
+def _keep_linear_layers(config: Any, model: Any) -> None:
+    """Remove from a config the layers whose names peft takes for those of fused experts.
+
+    Before version 5 of transformers, each expert had linear layers of its own. peft maps their names, such as
+    gate_proj, to the fused parameters, for which it has no product of two matrices.
+    """
+    with suppress(ImportError):  # peft before 0.19 does not do that
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+        convert_peft_config_for_transformers(config, model, conversions=None)
+        config.target_parameters, config.rank_pattern, config.alpha_pattern = None, {}, {}
+
+
+def _matrices_without_adapter(model: Any) -> str:
+    """Return the frozen matrices that get no adapter, apart from embedding and head, with their share of the weights.
+
+    Layers of different numbers count as one; the result is "" if there are no such matrices.
+    """
+    covered = (nn.Embedding, *(type(layer) for _, layer in _adapted(model)))
+    sizes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, covered) or module is model.get_output_embeddings() or ".base_layer" in name:
+            continue
+        for leaf, p in module.named_parameters(recurse=False):
+            if p.ndim > 1 and ".lora_" not in name:
+                pattern = re.sub(r"\.\d+(?=\.)", ".*", f"{name}.{leaf}")
+                sizes[pattern] = sizes.get(pattern, 0) + p.numel()
+    share = sum(sizes.values()) / sum(p.numel() for p in model.parameters())
+    return f"{', '.join(sizes)} ({share:.0%} of the weights)" if sizes else ""
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from retrain.training.model.forward import Forward, longest_packed_row
+from retrain.training.model.forward import Forward
+from retrain.training.model.packed_attention import longest_packed_row
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import MODELS, make_batch, make_model, values_and_gradients
 
@@ -41,7 +42,8 @@ def test_logprobs_are_those_of_the_models_own_forward(kind, temperature):
 def test_what_is_packed_and_what_is_not(kind):
     forward = Forward(make_model(kind), PolicySettings())
     assert forward.packed_limit == (float("inf") if kind in PACKED else 6.0 if kind == "windowed" else 0.0)
-    assert forward.splits == (kind != "capped")
+    assert forward.splits
+    assert forward.cap == (0.05 if kind == "capped" else 0)
 
 
 @pytest.mark.parametrize("seed", range(3))
