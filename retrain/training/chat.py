@@ -12,6 +12,8 @@ from retrain.algorithms.planning.token_text import TokenText
 from retrain.errors import DataError
 from retrain.types import Completion, ExpertRow, Problem, Rollout, Turn, messages_of
 
+_REPLY = "reply"
+"""An answer in a conversation that is rendered to see what the chat template writes around answers."""
 TemplateMode = Literal["auto", "on", "off"]
 Messages = list[dict[str, str]]
 _PromptAndAnswer = tuple[str | Messages, str]
@@ -40,13 +42,13 @@ class Chat:
 
     Attributes:
         tokenizer: the model's transformers tokenizer.
-        end_id: id of the token that ends an answer.
+        eos_id: id of the token that ends a text; it ends an answer if the chat template writes no token behind one.
         mode: "auto" uses the chat template if the tokenizer has one, "on" requires one, "off" ignores it.
         params: variables for the chat template, such as `enable_thinking`.
     """
 
     tokenizer: Any
-    end_id: int
+    eos_id: int
     mode: TemplateMode = "auto"
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -94,9 +96,28 @@ class Chat:
         """Return the text of token ids, without the tokens that begin, end and pad texts and turns.
 
         Other special tokens, such as a `<think>` of the tokenizer, are part of the text, so that a reward can read
-        them.
+        them. A line ends where tokens were left out between two words, as in gpt-oss's `analysis...final18`. If the
+        template opens answers with special tokens (gpt-oss's final channel), the text is what follows the last opening.
         """
-        return str(self.tokenizer.decode([token for token in ids if token not in self._markers]))
+        visible: list[list[int]] = [[]]
+        for token in self._after_opening(ids):
+            if token not in self._markers:
+                visible[-1].append(token)
+            elif visible[-1]:
+                visible.append([])
+        joined = ""
+        for text in (str(self.tokenizer.decode(run)) for run in visible):
+            ended = not (joined and text) or joined[-1].isspace() or text[0].isspace()
+            joined += text if ended else f"\n{text}"
+        return joined
+
+    def _after_opening(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the ids behind the last `_answer_opening`, or all of them if there is none."""
+        opening = list(self._answer_opening)
+        for end in range(len(ids), len(opening) - 1, -1) if opening else ():
+            if list(ids[end - len(opening) : end]) == opening:
+                return ids[end:]
+        return ids
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Text of each token, special tokens included; a character of several tokens belongs to the last of them."""
@@ -130,8 +151,9 @@ class Chat:
     def conversation(self, problem: Problem, *, all_turns: bool = False) -> ExpertRow:
         """Render the prompt and the solution as an expert row, with the tokens that sampling would give.
 
-        Answers are tokenized separately from the prompt, and each ends with the token `end_id`. Without a chat
-        template a single user message counts as a text prompt.
+        Answers are tokenized separately from the prompt. Each begins as the template opens answers, if it does so with
+        special tokens, and ends with the token `end_id`. Without a chat template a single user message counts as a text
+        prompt.
 
         Args:
             problem: a problem with a solution; errors name it by its `id`.
@@ -155,9 +177,10 @@ class Chat:
                 )
             ids += self.encode(prompt.text[len(rendered) :]) if rendered else prompt.ids
             start = len(ids)
-            ids += [*self.encode(answer), self.end_id]
+            ids += [*self._answer_opening, *self.encode(answer), self.end_id]
             spans.append((start, len(ids)))
-            rendered = prompt.text + answer + str(self.tokenizer.convert_ids_to_tokens(self.end_id))
+            opening = str(self.tokenizer.decode(self._answer_opening))
+            rendered = prompt.text + opening + answer + str(self.tokenizer.convert_ids_to_tokens(self.end_id))
         return ExpertRow(tuple(ids), tuple(spans))
 
     def warning(self, prompt: str | Messages) -> str | None:
@@ -177,6 +200,36 @@ class Chat:
             f"the chat template renders the prompt differently once it is answered: {text[at : at + 40]!r} becomes "
             f"{whole[at : at + 40]!r}; with several turns, a served model reads other tokens than those of its training"
         )
+
+    @cached_property
+    def end_id(self) -> int:
+        """Id of the token that ends an answer, and its sampling: the first token of the tokenizer's own behind it.
+
+        A base model with a ChatML template has another end of text, which its template does not write.
+        """
+        known = self.tokenizer.added_tokens_decoder
+        return next((token for token in self._answered[1] if token in known), self.eos_id)
+
+    @cached_property
+    def _answer_opening(self) -> tuple[int, ...]:
+        """Tokens that the template writes between a prompt and its answer, if some are special; else ()."""
+        opening = self._answered[0]
+        return opening if self._markers & set(opening) else ()
+
+    @cached_property
+    def _answered(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens that the template writes in front of an answer, after its prompt, and behind it."""
+        if not self.templated:
+            return (), ()
+        question = [{"role": "user", "content": "x"}]
+        try:
+            prompt = self.render(question, add_generation_prompt=True)
+            whole = self.render([*question, {"role": "assistant", "content": _REPLY}])
+        except DataError:  # a template may want other roles first; rendering the data then says so
+            return (), ()
+        before, found, after = whole.partition(_REPLY)
+        opening = before.removeprefix(prompt) if found and before.startswith(prompt) else ""
+        return tuple(self.encode(opening)), tuple(self.encode(after))
 
     @property
     def templated(self) -> bool:
