@@ -20,11 +20,12 @@ from typing import Literal, NamedTuple
 from retrain.campaign.plan.outcome import Goal, Outcome
 from retrain.campaign.verdict.analysis import Comparison
 from retrain.campaign.verdict.comparison import Asked, compare
-from retrain.campaign.verdict.figures import forest_row, scatters, verdict_mark
+from retrain.campaign.verdict.figures import forest_row, scatters, verdict_marks
 from retrain.campaign.verdict.figures import keys as legend
 from retrain.campaign.verdict.results_file import read_results_file
 from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.campaign.verdict.sentences import detects, short, texts
+from retrain.campaign.verdict.verdict_kinds import KINDS
 from retrain.report.exported_figures import Drawing, stacked, standalone
 
 HERE = Path(__file__).parent
@@ -179,7 +180,7 @@ CLAIMS = (  # declared before their campaigns ran
 def holds(one: Comparison, expected: Expected) -> bool:
     """Return True if the comparison shows what is expected of it."""
     if expected == "not worse":
-        return one.kind in ("better", "equal", "not worse") or one.judged.equality <= one.alpha
+        return bool(KINDS[one.kind].holds) or one.judged.equality <= one.alpha
     return one.kind == expected
 
 
@@ -242,11 +243,9 @@ def figures(every: Sequence[tuple[Claim, list[Shown]]]) -> dict[str, str]:
     claims = [
         (claim.name, alone(deciding(found)), f"{word(found)} ({title(deciding(found))})") for claim, found in every
     ]
-    kinds = ("better", "worse", "equal", "not-worse", "open")
-    keys = [(kind.replace("-", " "), verdict_mark(kind)) for kind in kinds]
     return {
-        "replications.svg": standalone(Drawing(stacked(rows, ""), keys)),
-        "claims.svg": standalone(Drawing(stacked(claims, ""), keys)),
+        "replications.svg": standalone(Drawing(stacked(rows, ""), verdict_marks())),
+        "claims.svg": standalone(Drawing(stacked(claims, ""), verdict_marks())),
         **{f"{name}.svg": over_tokens(HERE / file) for name, file in OVER_TOKENS.items() if (HERE / file).exists()},
     }
 

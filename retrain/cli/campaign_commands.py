@@ -130,7 +130,7 @@ _Metric = Annotated[
 ]
 _Goal = Annotated[
     Literal["max", "min"] | None,
-    typer.Option("--goal", help="max if greater is better, or min.", show_default=False),
+    typer.Option("--goal", help="max if more is better, or min.", show_default=False),
 ]
 _Margin = Annotated[
     float | None,
@@ -182,6 +182,7 @@ def compare(  # noqa: PLR0913 - one per option
     --fail-if if no seed has a result in both, 3 files.
     """
     from retrain.campaign.verdict import comparison, sentences, verdict_page
+    from retrain.campaign.verdict.verdict_kinds import KINDS
 
     asked = comparison.Asked(metric, goal, margin, summary, unpaired, tuple(allow_different or ()))
     found = comparison.compare(runs, asked)
@@ -200,19 +201,19 @@ def compare(  # noqa: PLR0913 - one per option
         say(json.dumps(sentences.as_json(found), indent=2))
     else:
         say_verdict("\n".join([*comparison.differing(found.first), verdict_page.text(found)]))
-    if fail_if and any(one.kind == fail_if for one in found.comparisons):
+    if fail_if and any(KINDS[one.kind].fails for one in found.comparisons):
         raise typer.Exit(1)
     if fail_if and not any(one.seeds for one in found.comparisons):
         raise typer.Exit(ConfigError.exit_code)
 
 
-_COLORS = {"▲": "blue", "▼": "red", "=": "green", "≥": "green"}
-
-
 def say_verdict(text: str) -> None:
     """Print a verdict; in a terminal the lines of conclusive comparisons have the color of their kind."""
+    from retrain.campaign.verdict.verdict_kinds import KINDS
+
+    colors = {kind.mark: kind.color for kind in KINDS.values()}
     for line in text.split("\n"):
-        color = _COLORS.get(line[:1]) if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else None
+        color = colors.get(line[:1]) if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else None
         if color:
             typer.secho(shown(line), fg=color)
         else:

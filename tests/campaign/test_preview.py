@@ -33,7 +33,7 @@ def test_power_says_by_which_test_and_what_six_seeds_add():
     assert power(Campaign(seeds=2), 1, None)[0] == ("2 paired seeds: no verdict, only differences; a verdict needs 3")
     assert power(Campaign(seeds=8, warm_starts=4), 1, None)[0].startswith("4 warm starts: the t test")
     margin = power(Campaign(seeds=8, margin=0.02), 1, Spread(0.02, "known"))[-1]
-    assert margin == "equality within 0.02 is shown by about 11 paired seeds in 80%, if there is no difference"
+    assert margin == "equality within 0.02 is shown by about 13 paired seeds in 80%, if there is no difference"
 
 
 def test_the_spread_is_that_of_the_evaluation_until_two_pairs_of_runs_have_finished(loaded):

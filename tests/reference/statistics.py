@@ -57,10 +57,6 @@ def holm(p_values):
     return adjusted
 
 
-def probability_of_improvement(left, right):
-    return stats.mannwhitneyu(left, right).statistic / (len(left) * len(right))
-
-
 def hedges(differences):
     n = len(differences)
     mean = sum(differences) / n

@@ -7,19 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import fmean
-from typing import Literal
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict import statistics, withholding
 from retrain.campaign.verdict.results import ALL_TASKS, Cell, Results, mean_over_tasks
 from retrain.campaign.verdict.statistics import Estimate, Mean, Test, Tested, mean_of
+from retrain.campaign.verdict.verdict_kinds import KINDS, VerdictKind
 from retrain.functional.evaluation import aes
 from retrain.report.page import plural
 
 Measure = Callable[[Cell], "float | None"]
-VerdictKind = Literal["better", "worse", "equal", "not worse", "open", "same"]
 Pairing = tuple[Results, str, str]
-"""Table, condition, and the condition that it is compared with."""
+"""Results, condition, and the condition that it is compared with."""
 result, area, length = (attrgetter(name) for name in ("result", "area", "avg_tokens"))
 NOTHING = Estimate(math.nan, math.nan, math.nan)
 """Estimate without a run."""
@@ -30,10 +29,9 @@ class Judged:
     """Result of the tests of a family for one of its comparisons.
 
     Attributes:
-        test: "exact" (step-down max-t over sign vectors), "t test", "permutation" (unpaired), "McNemar", or "" for
-            fewer than three seeds.
-        p: p-value of the comparison alone; corrected: that of the family.
-        equality, not_worse: corrected p-values of the two one-sided t tests of the margin; 1 without a margin.
+        test, p, corrected: see `Tested`.
+        equality, not_worse: corrected p-values of the two one-sided t tests of the margin; 1 without a margin, and
+            where the 95% interval reaches beyond it.
         kind: "better" and "worse" are corrected differences; "equal" is within the margin; "not worse" is not worse by
             more than the margin; "same" is for identical runs.
     """
@@ -58,13 +56,13 @@ class Comparison:
         size, alpha: number of comparisons in the family, and its family-wise level.
         outcome: what is measured.
         seeds: seeds that finished in both conditions; of unpaired runs, those of the condition.
-        paired: True if these seeds are pairs.
+        runs: number of runs with a result of the condition, and of the other.
+        paired: True if the seeds are pairs.
         starts: number of warm starts of these runs. With several, the differences of one warm start are averaged and
             count as one observation.
         left_out: seeds of the plan without a pair.
         mean: mean difference with its standard error; difference: the same with a 95% t interval, uncorrected.
         judged: the tests.
-        improvement: probability that a run of the condition has a larger result than one of the other.
         effect: Hedges' g of the paired differences.
         area, avg_tokens, aes: paired differences that are not tested; see `functional.evaluation.aes`.
         failures: a sentence part that counts failed runs as the worst value seen; "" if none failed.
@@ -80,12 +78,12 @@ class Comparison:
     alpha: float
     outcome: Outcome
     seeds: tuple[int, ...]
+    runs: tuple[int, int]
     paired: bool
     starts: int
     left_out: tuple[int, ...]
     mean: Mean
     judged: Judged = field(default_factory=Judged)
-    improvement: Estimate = NOTHING
     effect: float = math.nan
     area: Estimate = NOTHING
     avg_tokens: Estimate = NOTHING
@@ -111,18 +109,20 @@ class Comparison:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of a difference: error * sqrt(dof + 1)."""
+        """Standard deviation of a paired difference: error * sqrt(dof + 1)."""
         return self.mean.error * math.sqrt(self.mean.dof + 1)
 
     @property
     def detectable(self) -> float:
         """Smallest true difference that is detected with a probability of 80 %; infinite or NaN if none is."""
+        if not self.paired:
+            return self.mean.error * statistics.detectable_shift(max(self.mean.dof, 1), self.size, self.alpha)
         return self.deviation * statistics.detectable_effect(int(self.mean.dof) + 1, self.size, self.alpha)
 
     @property
     def needed(self) -> int | None:
-        """Number of seeds that would show equality within the margin; None without a margin or a spread."""
-        if self.outcome.margin is None or not self.mean.error > 0:
+        """Number of seeds that would show equality within the margin; None without a margin, a spread or pairs."""
+        if self.outcome.margin is None or not self.mean.error > 0 or not self.paired:
             return None
         return statistics.seeds_needed(self.outcome.margin, self.deviation, self.size, self.alpha)
 
@@ -163,6 +163,10 @@ class Analysis:
             for one in self.comparisons
             if one.family != "baseline" or (one.outcome, one.condition, one.against) not in ladder
         ]
+
+    def of(self, outcome: Outcome) -> list[Comparison]:
+        """Return the shown comparisons of an outcome."""
+        return [comparison for comparison in self.shown if comparison.outcome == outcome]
 
     @property
     def lost(self) -> list[tuple[str, Cell]]:
@@ -221,48 +225,30 @@ def _judge(places: Sequence[Pairing]) -> list[Judged]:
     """Test the comparisons of one family."""
     if not places:
         return []
-    alpha = places[0][0].alpha
     means = [_mean(place) for place in places]
-    bounds = [
-        _margin(table.outcome, mean, not withholding.margin_problem(table))
-        for (table, *_), mean in zip(places, means, strict=True)
-    ]
+    bounds = [_margin_tests(place[0], mean) for place, mean in zip(places, means, strict=True)]
     equality, not_worse = (statistics.holm([bound[side] for bound in bounds]) for side in (0, 1))
     judged: list[Judged] = []
-    for index, (place, tested) in enumerate(zip(places, _tested(places), strict=True)):
-        result_of = Judged(*tested, equality[index], not_worse[index]) if tested.test else Judged()
-        gain = place[0].outcome.sign * means[index].value
-        judged.append(replace(result_of, kind=_kind(result_of, gain, alpha)))
+    for place, tested, mean, *margin in zip(places, _tested(places), means, equality, not_worse, strict=True):
+        alone = Judged(*tested, equality=margin[0], not_worse=margin[1]) if tested.test else Judged()
+        judged.append(replace(alone, kind=_kind(alone, place[0].outcome.sign * mean.value, place[0].alpha)))
     return judged
 
 
 def _tested(places: Sequence[Pairing]) -> list[Tested]:
     """Return the test that decides on each comparison of a family, with its p-values."""
     floors = [_floor(table) for table, *_ in places]
-    rows = [_paired(*place, result) for place in places]
-    units = sorted({unit for row in rows for unit in row})
-    paired = [[row.get(unit, math.nan) for unit in units] for row in rows]
-    tested = statistics.paired_tests(paired, floors, places[0][0].alpha)
-    if not places[0][0].paired:
-        tested = _unpaired(places)
+    if places[0][0].paired:
+        rows = [_paired(*place, result) for place in places]
+        units = sorted({unit for row in rows for unit in row})
+        paired = [[row.get(unit, math.nan) for unit in units] for row in rows]
+        tested = statistics.paired_tests(paired, floors, places[0][0].alpha)
+    else:
+        sides = [(table.values(condition), table.values(against)) for table, condition, against in places]
+        tested = statistics.unpaired_tests(sides, floors)
     for index, (table, *pair) in enumerate(places):
         if all(len(table.done(label)) == 1 for label in pair):
             tested[index] = _problem_test(*_answers(table, *pair), len(places))
-    return tested
-
-
-def _unpaired(places: Sequence[Pairing]) -> list[Tested]:
-    """Test runs that do not pair: by permutation, or by Welch's t test if no permutation could be significant."""
-    values = [[table.values(label) for label in pair] for table, *pair in places]
-    raw = [statistics.permutation(*sides) for sides in values]
-    students = [_mean(place).p for place in places]
-    tested: list[Tested] = []
-    for sides, *numbers in zip(values, raw, statistics.holm(raw), students, statistics.holm(students), strict=True):
-        sizes = [len(side) for side in sides]
-        least = (2 if sizes[0] == sizes[1] else 1) / math.comb(sum(sizes), sizes[0])
-        exact = least <= places[0][0].alpha
-        decided = Tested("permutation", *numbers[:2]) if exact else Tested("t test", *numbers[2:])
-        tested.append(decided if min(sizes) >= statistics.MIN_SEEDS else Tested())
     return tested
 
 
@@ -282,12 +268,17 @@ def _kind(one: Judged, gain: float, alpha: float) -> VerdictKind:
     return "not worse" if one.not_worse <= alpha else "open"
 
 
-def _margin(outcome: Outcome, mean: Mean, possible: bool) -> tuple[float, float]:
-    """Return the p-values of equality within the margin, and of being not worse by more than it."""
-    if outcome.margin is None or not possible:
+def _margin_tests(table: Results, mean: Mean) -> tuple[float, float]:
+    """Return the p-values of equality within the margin, and of being not worse by more than it.
+
+    Both are 1 where the printed 95% interval reaches beyond the margin: it would contradict the verdict.
+    """
+    margin = table.outcome.margin
+    if margin is None or withholding.margin_problem(table):
         return 1.0, 1.0
-    above, below = mean.p_not_above(-outcome.margin), mean.p_not_below(outcome.margin)
-    return max(above, below), above if outcome.sign > 0 else below
+    above = mean.p_not_above(-margin) if mean.interval.low > -margin else 1.0
+    below = mean.p_not_below(margin) if mean.interval.high < margin else 1.0
+    return max(above, below), above if table.outcome.sign > 0 else below
 
 
 def _mean(place: Pairing) -> Mean:
@@ -314,10 +305,9 @@ def _paired(table: Results, condition: str, against: str, measure: Measure) -> d
 
 
 def _answers(table: Results, condition: str, against: str) -> tuple[list[float], list[float]]:
-    """Return the values of both conditions for the problems that their first runs share."""
+    """Return the values of both conditions for the problems of their only runs, which are the same."""
     left, right = (next(iter(table.done(one).values())).answers for one in (condition, against))
-    shared = [problem for problem in left if problem in right]
-    return [left[problem] for problem in shared], [right[problem] for problem in shared]
+    return [*left.values()], [right[problem] for problem in left]
 
 
 def _described(place: Pairing, family: str, size: int) -> Comparison:
@@ -336,12 +326,12 @@ def _described(place: Pairing, family: str, size: int) -> Comparison:
         alpha=table.alpha,
         outcome=table.outcome,
         seeds=seeds,
+        runs=(len(table.done(condition)), len(table.done(against))),
         paired=table.paired,
         starts=len({cell.start for cell, _ in pairs}) if table.paired else 1,
         left_out=tuple(sorted(planned - set(seeds))) if table.paired else (),
         mean=_mean(place),
         effect=statistics.effect_size(paired),
-        improvement=statistics.improvement(table.values(condition), table.values(against)),
         area=mean_estimate(list(_paired(*place, area).values())),
         avg_tokens=mean_estimate(list(_paired(*place, length).values())),
         aes=mean_estimate([value for cell, other in pairs if (value := _aes(table, cell, other)) is not None]),
@@ -424,6 +414,7 @@ def claims(analysis: Analysis) -> dict[str, bool]:
     found: dict[str, dict[str, bool]] = {}
     for one in analysis.comparisons:
         if one.task == task and one.against == analysis.first.baseline:
-            holds = one.kind == "better" or (one.outcome.margin is not None and one.kind in ("equal", "not worse"))
+            style = KINDS[one.kind]
+            holds = one.outcome.margin is not None if style.holds == "margin" else style.holds
             found.setdefault(one.condition, {})[one.outcome.metric] = holds
     return {label: all(own.values()) for label, own in found.items()} if len(analysis.outcomes) > 1 else {}

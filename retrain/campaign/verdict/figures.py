@@ -10,6 +10,7 @@ from retrain.campaign.verdict.analysis import Comparison, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import drawn_range
 from retrain.campaign.verdict.statistics import Estimate
+from retrain.campaign.verdict.verdict_kinds import KINDS, KindStyle, Shape
 from retrain.report.charts import (
     Axes,
     Point,
@@ -49,12 +50,10 @@ def forest_axis(of: Range) -> str:
 
 
 def forest_row(one: Comparison, of: Range) -> str:
-    """Draw a difference with its interval, the line at 0, and a band for the margin.
-
-    The mark is a triangle that points up for better and down for worse, a square for equal, a diamond for not worse,
-    and a hollow circle for an open comparison.
-    """
-    middle, zero, kind = _ROW / 2, _across(0, of), style(one)
+    """Draw a difference with its interval, the mark of its verdict, the line at 0, and a band for the margin."""
+    middle = _ROW / 2
+    zero = _across(0, of)
+    kind = KINDS[one.kind]
     parts = []
     if margin := one.outcome.margin:
         low, high = (min(max(_across(end, of), _PAD), _WIDE - _PAD) for end in (-margin, margin))
@@ -62,24 +61,23 @@ def forest_row(one: Comparison, of: Range) -> str:
     parts.append(line("zero", (zero, 0), (zero, _ROW)))
     if math.isfinite(one.difference.low):
         low, high = (_across(_clip(of, end), of) for end in (one.difference.low, one.difference.high))
-        parts.append(line(f"{kind} whisker", (low, middle), (high, middle)))
+        parts.append(line(f"{kind.css} whisker", (low, middle), (high, middle)))
     if math.isfinite(one.difference.value):
-        place = _across(_clip(of, one.difference.value), of), middle
-        parts.append(_shape(kind, place))
+        parts.append(_shape(kind, (_across(_clip(of, one.difference.value), of), middle)))
     return _forest(_ROW, "".join(parts))
 
 
-def _shape(kind: str, place: Point) -> str:
-    """Draw the mark of a verdict. A triangle points up for better and down for worse."""
-    shapes = {"better": _SHAPES[3], "worse": _SHAPES[3], "equal": _SHAPES[1], "not-worse": _SHAPES[2]}
-    turned = " rotate(180)" if kind == "worse" else ""
-    path, (x, y) = shapes.get(kind, _SHAPES[0])(5.5), place
-    return f'<path class="{kind} mark" transform="translate({x:.1f} {y:.1f}){turned}" d="{path}"/>'
+def _shape(kind: KindStyle, place: Point) -> str:
+    """Draw the mark of a verdict."""
+    turned = " rotate(180)" if kind.shape == "inverted triangle" else ""
+    path = _SHAPES[_SHAPE_OF[kind.shape]](5.5)
+    x, y = place
+    return f'<path class="{kind.css} mark" transform="translate({x:.1f} {y:.1f}){turned}" d="{path}"/>'
 
 
-def verdict_mark(kind: str) -> str:
-    """Draw the mark of a kind of verdict around the origin, for a legend."""
-    return _shape(kind, (0.0, 0.0))
+def verdict_marks() -> list[tuple[str, str]]:
+    """Return the words and the mark, drawn around the origin, of every kind of verdict, for a legend."""
+    return [(kind.legend, _shape(kind, (0.0, 0.0))) for kind in KINDS.values() if kind.legend]
 
 
 def _across(value: float, of: Range) -> float:
@@ -88,11 +86,6 @@ def _across(value: float, of: Range) -> float:
 
 def _forest(height: int, content: str) -> str:
     return f'<svg class="forest" viewBox="0 0 {_WIDE} {height}" role="img">{content}</svg>'
-
-
-def style(one: Comparison) -> str:
-    """Return the CSS class of a comparison: "better", "worse", "equal", "not-worse" or "open"."""
-    return {"not worse": "not-worse", "same": "equal"}.get(one.kind, one.kind)
 
 
 def mean_curve(cells: Sequence[Cell]) -> Curve:
@@ -227,6 +220,7 @@ _SHAPES: tuple[Callable[[float], str], ...] = (
     lambda r: f"M0 {-1.2 * r}L{1.15 * r} {0.9 * r} {-1.15 * r} {0.9 * r}z",
 )
 """Circle, square, diamond, triangle: SVG paths around the origin."""
+_SHAPE_OF: Mapping[Shape, int] = {"circle": 0, "square": 1, "diamond": 2, "triangle": 3, "inverted triangle": 3}
 
 
 def mark(axes: Axes, point: Point, i: int, size: float, style: str) -> str:

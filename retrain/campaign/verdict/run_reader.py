@@ -18,7 +18,7 @@ from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.plan.plan_file import PLAN, read_outcome, read_plan
 from retrain.campaign.verdict.results import Cell, Results, at_shared_steps, results_of
 from retrain.campaign.verdict.run_facts import configuration, settings
-from retrain.errors import StorageError
+from retrain.errors import ConfigError, StorageError
 from retrain.report.run_summary import no_run
 from retrain.run.findings import weights_changed
 from retrain.storage.run_files import read_rows, understood
@@ -176,15 +176,14 @@ def _status(ended: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, s
 def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
     """Return the table of these runs. The first condition is the baseline.
 
-    Runs that differ only in their seed are one condition. Two runs with equal configuration and seed are two
-    conditions, named after the runs. If several campaigns have a condition of the same label, they are several
-    conditions: "c3: grpo" is grpo of the campaign in the directory c3.
+    Runs that differ only in their seed are one condition. If several campaigns have a condition of the same label, they
+    are several conditions: "c3: grpo" is grpo of the campaign in the directory c3.
 
     Args:
         paths: run directories, and directories of campaigns, which stand for all runs of the campaign.
         outcome: what to measure; None: the first outcome of a campaign among the paths, else held-out accuracy.
     Raises:
-        ConfigError: there is no run at a path.
+        ConfigError: there is no run at a path, or two runs have the same configuration and seed.
     """
     planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
     outcome = outcome or next(iter(planned), Outcome())
@@ -225,8 +224,11 @@ def _run(path: Path, outcome: Outcome) -> tuple[str, Cell]:
 def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
     """Label the runs of one configuration with the common prefix of their names."""
     names = [cell.condition for cell in group]
-    if len({cell.seed for cell in group}) < len(group):
-        return [replace(cell, condition=_unique(cell.condition, taken)) for cell in group]
+    first: dict[int, Path] = {}
+    for cell in group:
+        if (other := first.setdefault(cell.seed, cell.path)) != cell.path:
+            problem = f"has the configuration and seed of {other}, so both are one run of the comparison"
+            raise ConfigError.at(cell.path, "RUNS", problem, "give one of them")
     if all(cell.path.resolve().parent.parent.name == "cells" for cell in group):
         names = [cell.path.resolve().parent.name for cell in group]
     label = names[0] if len(set(names)) == 1 else _SEED.sub("", commonprefix(names))  # noqa: RUF071 - of names, not paths

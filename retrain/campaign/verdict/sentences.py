@@ -10,15 +10,13 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Analysis, Comparison, claims
 from retrain.campaign.verdict.results import ALL_TASKS, Cell
 from retrain.campaign.verdict.statistics import Estimate
+from retrain.campaign.verdict.verdict_kinds import KINDS
 from retrain.report.page import Table, plural
 
-MARKS = {"better": "▲", "worse": "▼", "equal": "=", "same": "=", "not worse": "≥", "open": "○"}
-"""Mark of each kind of verdict in a terminal."""
 TITLES = {
     "primary": "Declared before the runs, tested alone",
     "ladder": "Each condition against the one that it extends",
@@ -37,226 +35,258 @@ _NAMED = 5
 
 def headline(analysis: Analysis) -> str:
     """Return the first sentences: numbers of runs with a result, and of verdicts for each outcome."""
-    runs = [cell for table in analysis.main for cell in table.runs]
-    done, verb = sum(cell.done for cell in runs), analysis.first.with_result
-    start = f"All {len(runs)} runs {verb}." if done == len(runs) else f"{done} of {len(runs)} runs {verb}."
+    runs = [cell for results in analysis.main for cell in results.runs]
+    done = sum(cell.done for cell in runs)
+    count = f"All {len(runs)}" if done == len(runs) else f"{done} of {len(runs)}"
+    start = f"{count} runs {analysis.first.with_result}."
     if not analysis.comparisons:
         return f"{start} There is one condition, so there is nothing to compare."
     several = len(analysis.outcomes) > 1
-    counts = [(f"{one.metric}: " if several else "") + _counted(_of(analysis, one)) for one in analysis.outcomes]
+    counts = [
+        (f"{outcome.metric}: " if several else "") + _counted(analysis.of(outcome)) for outcome in analysis.outcomes
+    ]
     return " ".join([start, *counts])
 
 
-def _of(analysis: Analysis, outcome: Outcome) -> list[Comparison]:
-    return [one for one in analysis.shown if one.outcome == outcome]
-
-
-def _counted(found: Sequence[Comparison]) -> str:
+def _counted(comparisons: Sequence[Comparison]) -> str:
     """Count the verdicts of the first families: `2 of 2 conditions measured: 1 worse (t test), 1 inconclusive.`"""
-    main = next((one.family for one in found if one.family != "primary"), "primary")
-    first = [one for one in found if one.family in ("primary", main)]
-    kinds = Counter(short(one) for one in sorted(first, key=lambda one: [*MARKS].index(one.kind)) if one.seeds)
+    main = next((each.family for each in comparisons if each.family != "primary"), "primary")
+    first = [each for each in comparisons if each.family in ("primary", main)]
+    measured = [each for each in first if each.seeds]
+    kinds = Counter(short(each) for each in sorted(measured, key=lambda each: [*KINDS].index(each.kind)))
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no seed has a result in both"
     what = plural(len(first), {"ladder": "change", "tasks": "comparison"}.get(main, "condition"))
     where = " in the mean over tasks" if main == "pooled" else ""
-    return f"{sum(bool(one.seeds) for one in first)} of {what} measured{where}: {counts}."
+    return f"{len(measured)} of {what} measured{where}: {counts}."
 
 
-def short(one: Comparison) -> str:
+def short(comparison: Comparison) -> str:
     """Return the verdict in a few words: `worse (t test)`, `equal within 0.02`, `inconclusive`."""
-    margin = f"{one.outcome.margin:g}" if one.outcome.margin else ""
-    words = {"equal": f"equal within {margin}", "not worse": f"not worse by more than {margin}"}
-    words |= {"same": "identical", "open": "inconclusive"}
-    by = f" ({one.judged.test})" if one.judged.test in ("t test", "McNemar") and one.kind in ("better", "worse") else ""
-    if one.withheld:
-        return "no verdict"
-    if one.kind == "open" and not one.judged.test:
-        return "no verdict" if one.seeds else "no pair"
-    return words.get(one.kind, one.kind) + by
+    test = comparison.judged.test
+    if comparison.withheld or (comparison.kind == "open" and not test):
+        return "no verdict" if comparison.seeds else "no pair"
+    words = KINDS[comparison.kind].words.format(margin=f"{comparison.outcome.margin or 0:g}")
+    return f"{words} ({test})" if test not in ("", "exact") and comparison.kind in ("better", "worse") else words
 
 
-def sentence(one: Comparison) -> str:
+def sentence(comparison: Comparison) -> str:
     """Format a comparison as a sentence, such as
 
     `gtpo on top of maxrl: +0.012 accuracy (more is better), 95% CI [-0.004, +0.028], 8 seeds: inconclusive; ...`.
     """
-    if not one.seeds:
-        return f"{title(one)}: no seed has a result in both."
-    return f"{title(one)}: {numbers(one)}: {conclusion(one)}."
+    if not comparison.seeds:
+        return f"{title(comparison)}: no seed has a result in both."
+    unit = f" {comparison.outcome.metric} ({comparison.outcome.direction})"
+    numbers = f"{estimate(comparison.difference, '+.3f', unit)}, {seeds(comparison)}"
+    return f"{title(comparison)}: {numbers}: {conclusion(comparison)}."
 
 
-def title(one: Comparison) -> str:
+def title(comparison: Comparison) -> str:
     """Return `gtpo on top of maxrl` for a condition that adds one stage to the other, else `maxrl against grpo`."""
-    where = {"": "", ALL_TASKS: " in the mean over tasks"}.get(one.task, f" on {one.task}")
-    added = one.condition.removeprefix(one.against)
-    if added != one.condition and (added[:1] == "+" or (added[:1] == "_" and "+" in one.against)):
-        return f"{added[1:]} on top of {one.against}{where}"
-    return f"{one.condition} against {one.against}{where}"
+    where = {"": "", ALL_TASKS: " in the mean over tasks"}.get(comparison.task, f" on {comparison.task}")
+    against = comparison.against
+    added = comparison.condition.removeprefix(against)
+    if added != comparison.condition and (added[:1] == "+" or (added[:1] == "_" and "+" in against)):
+        return f"{added[1:]} on top of {against}{where}"
+    return f"{comparison.condition} against {against}{where}"
 
 
-def numbers(one: Comparison) -> str:
-    """Return difference, interval and number of seeds."""
-    seeds = plural(len(one.seeds), "seed" if one.paired else "run")
-    seeds += f" on {one.starts} warm starts" if one.starts > 1 else "" if one.paired else ", not paired"
-    if one.left_out:
-        lone = ", ".join(map(str, one.left_out))
-        seeds += f" (seed{'s' * (len(one.left_out) != 1)} {lone} without a pair)"
-    unit = f" {one.outcome.metric} ({one.outcome.direction})"
-    return f"{estimate(one.difference, '+.3f', unit)}, {seeds}"
+def seeds(comparison: Comparison) -> str:
+    """Return the number of seeds or runs: `8 seeds`, `9 seeds (seed 3 without a pair)`, `12 against 4 runs`."""
+    if not comparison.paired:
+        return f"{comparison.runs[0]} against {plural(comparison.runs[1], 'run')}, not paired"
+    count = plural(len(comparison.seeds), "seed")
+    count += f" on {comparison.starts} warm starts" if comparison.starts > 1 else ""
+    left_out = comparison.left_out
+    lone = f" (seed{'s' * (len(left_out) != 1)} {', '.join(map(str, left_out))} without a pair)" if left_out else ""
+    return count + lone
 
 
-def conclusion(one: Comparison) -> str:
+def conclusion(comparison: Comparison) -> str:
     """Return the verdict with its reasons: p-value, assumptions, failed runs, and what these seeds can detect."""
-    tested = _tested(one)
-    start = short(one).removesuffix(f" ({one.judged.test})") + (f" ({'; '.join(tested)})" if tested else "")
-    return "; ".join([*(_withheld(one) or [start]), *_remarked(one)])
+    tested = _tested(comparison)
+    verdict = short(comparison).removesuffix(f" ({comparison.judged.test})")
+    verdict += f" ({'; '.join(tested)})" if tested else ""
+    if comparison.withheld:
+        verdict = f"no verdict: {comparison.withheld}"
+    return "; ".join([verdict, *_reasons(comparison)])
 
 
-def why(one: Comparison) -> str:
+def why(comparison: Comparison) -> str:
     """Return the reasons of a verdict for a reader who has just read it; what a t test assumes is in `notes`."""
-    tested = [part for part in _tested(one) if part != _assumption(one)]
-    return "; ".join(filter(None, [one.withheld, *tested, *_remarked(one)]))
+    tested = [part for part in _tested(comparison) if part != _assumption(comparison)]
+    return "; ".join(filter(None, [comparison.withheld, *tested, *_reasons(comparison)]))
 
 
-def _withheld(one: Comparison) -> list[str]:
-    return [f"no verdict: {one.withheld}"] if one.withheld else []
-
-
-def _remarked(one: Comparison) -> list[str]:
-    return [part for part in (*_reasons(one), one.failures, one.warning) if part]
-
-
-def _tested(one: Comparison) -> list[str]:
-    """Return the direction, the test with its p-value, and what it assumes."""
-    judged, corrected = one.judged, "corrected " * (one.size > 1)
-    if not judged.test or one.withheld or one.kind == "same":
+def _tested(comparison: Comparison) -> list[str]:
+    """Return the test with its p-value, and what it assumes."""
+    judged = comparison.judged
+    if not judged.test or comparison.withheld or comparison.kind == "same":
         return []
-    found: list[str] = []
-    margins = {"equal": (judged.equality, "two one-sided t tests"), "not worse": (judged.not_worse, "one-sided t test")}
-    if one.kind in margins:
-        p, test = margins[one.kind]
-        return [*found, f"{test}, {corrected}p {p_value(p)}"]
+    corrected = "corrected " * (comparison.size > 1)
+    if comparison.kind == "equal":
+        return [f"two one-sided t tests, {corrected}p {p_value(judged.equality)}"]
+    if comparison.kind == "not worse":
+        return [f"one-sided t test, {corrected}p {p_value(judged.not_worse)}"]
     test = "" if judged.test == "exact" else f"{judged.test}, "
-    if one.family == "primary":
+    if comparison.family == "primary":
         test = f"tested alone, as declared; {test}"
-    found.append(f"{test}{corrected}p {p_value(judged.corrected)}")
+    parts = [f"{test}{corrected}p {p_value(judged.corrected)}"]
     if judged.test == "McNemar":
-        found.append("of these two models, not of the methods")
-    if judged.test == "t test" and one.kind in ("better", "worse"):
-        found.append(_assumption(one))
-    return found
+        parts.append("of these two models, not of the methods")
+    if judged.test.endswith("t test") and comparison.kind in ("better", "worse"):
+        parts.append(_assumption(comparison))
+    return parts
 
 
-def _assumption(one: Comparison) -> str:
-    unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
-    least = plural(statistics.min_seeds_for_exact_test(one.alpha), unit)
+def _assumption(comparison: Comparison) -> str:
+    if not comparison.paired:
+        return "assumes roughly normal results in each condition"
+    least = plural(statistics.min_seeds_for_exact_test(comparison.alpha), _unit(comparison))
     return f"assumes roughly normal differences; with {least} the exact test can decide"
 
 
-def _reasons(one: Comparison) -> list[str]:
-    """Return what would make an open comparison conclusive, and how a difference compares with the margin."""
-    if one.kind in ("better", "worse") and one.judged.equality <= one.alpha:
-        return [f"by less than the margin of {one.outcome.margin:g}"]
-    if one.kind != "open" or one.withheld or not one.seeds:
-        return []
-    unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
-    if not one.judged.test:
-        least = statistics.MIN_SEEDS
-        return [f"{plural(one.count, unit)}, a verdict needs {least}"] if one.count < least else []
-    found = [detects(one)] if detects(one) else []
-    if (needed := one.needed) and needed > one.count:
-        found.append(f"about {needed:,} {unit}s would show equality within {one.outcome.margin:g}")
-    return found
+def _unit(comparison: Comparison) -> str:
+    return "warm start" if comparison.starts > 1 else "seed" if comparison.paired else "run"
 
 
-def detects(one: Comparison) -> str:
-    """Return what these seeds can detect: `8 seeds detect a difference of 0.031 in 80%`; "" if unknown."""
-    if not 0 < one.detectable < math.inf or one.judged.test == "McNemar":
+def _reasons(comparison: Comparison) -> list[str]:
+    """Return further parts of a sentence: contradictions, missing seeds, failed runs, and warnings."""
+    parts = [] if comparison.withheld else [disagreement(comparison), *_open_reasons(comparison)]
+    if comparison.kind in ("better", "worse") and comparison.judged.equality <= comparison.alpha:
+        parts.append(f"by less than the margin of {comparison.outcome.margin:g}")
+    return [part for part in (*parts, comparison.failures, comparison.warning) if part]
+
+
+def disagreement(comparison: Comparison) -> str:
+    """Explain an interval that seems to contradict the verdict; "" if it does not."""
+    judged = comparison.judged
+    low, high = comparison.difference[1:]
+    if not judged.test or comparison.withheld or math.isnan(low):
         return ""
-    unit = "warm start" if one.starts > 1 else "seed" if one.paired else "run"
-    number = plural(one.count, unit)
-    return f"{number} detect{'s' * (one.count == 1)} a difference of {one.detectable:.3f} with 80% power"
+    outside = low > 0 or high < 0
+    test = "exact test" if judged.test == "exact" else judged.test
+    if comparison.kind in ("better", "worse") and not outside:
+        return f"0 is inside of the interval, and the {test} decides"
+    if comparison.kind != "open" or not outside:
+        return ""
+    if judged.p <= comparison.alpha:
+        return f"0 is outside of the interval, but not after correction for {comparison.size} comparisons"
+    return f"0 is outside of the interval, and the {test}, p {p_value(judged.p)}, decides"
+
+
+def _open_reasons(comparison: Comparison) -> list[str]:
+    """Return what would make an open comparison conclusive."""
+    if comparison.kind != "open" or not comparison.seeds:
+        return []
+    if not comparison.judged.test:
+        needed = f"{plural(comparison.count, _unit(comparison))}, a verdict needs {statistics.MIN_SEEDS}"
+        return [needed if comparison.paired else "a verdict needs 2 runs of each"]
+    parts = [detects(comparison)]
+    if (needed := comparison.needed) and needed > comparison.count:
+        unit = _unit(comparison)
+        parts.append(f"about {needed:,} {unit}s would show equality within {comparison.outcome.margin:g}")
+    return parts
+
+
+def detects(comparison: Comparison) -> str:
+    """Return what these seeds can detect: `8 seeds detect a difference of 0.031 in 80%`; "" if unknown."""
+    if not 0 < comparison.detectable < math.inf or comparison.judged.test == "McNemar":
+        return ""
+    number = plural(comparison.count, _unit(comparison)) if comparison.paired else "these runs"
+    verb = "detects" if number.startswith("1 ") else "detect"
+    return f"{number} {verb} a difference of {comparison.detectable:.3f} with 80% power"
 
 
 def text(analysis: Analysis) -> str:
     """Format the verdict for a terminal: headline, a line with a picture for each comparison, and remarks."""
     lines = [headline(analysis)]
     for outcome in analysis.outcomes:
-        lines += ["", *pictured(found)] if (found := _of(analysis, outcome)) else []
+        lines += ["", *pictured(comparisons)] if (comparisons := analysis.of(outcome)) else []
     return "\n".join([*lines, *(f"  {line}" for line in remarks(analysis))])
 
 
-def pictured(found: Sequence[Comparison]) -> list[str]:
+def pictured(comparisons: Sequence[Comparison]) -> list[str]:
     """Return a header and a line with a picture for each comparison of one outcome, family by family."""
-    span = drawn_range(found)
-    outcome, families = found[0].outcome, list(dict.fromkeys(one.family for one in found))
+    span = drawn_range(comparisons)
+    outcome = comparisons[0].outcome
+    families = list(dict.fromkeys(each.family for each in comparisons))
     rows: list[tuple[str, ...]] = []
     for family in families:
         rows += [("", TITLES[family], "", "", "", "")] if len(families) > 1 else []
-        for one in (one for one in found if one.family == family):
-            row = texts(one)
-            first = f"{MARKS[one.kind]} {row['verdict']}", row["comparison"], picture(one, span)
-            rows.append((*first, row["difference"], row["seeds"], row["decided"]))
-    p = "p" if all(one.size == 1 for one in found) else "corrected p"
-    header = ("", "", _axis(span), f"{outcome.metric}, {outcome.direction}", "seeds" if found[0].paired else "runs", p)
+        for comparison in (each for each in comparisons if each.family == family):
+            row = texts(comparison)
+            mark = f"{KINDS[comparison.kind].mark} {row['verdict']}"
+            drawn = picture(comparison, span)
+            rows.append((mark, row["comparison"], drawn, row["difference"], row["seeds"], row["decided"]))
+    p = "p" if all(each.size == 1 for each in comparisons) else "corrected p"
+    unit = f"{outcome.metric}, {outcome.direction}"
+    header = ("", "", _axis(span), unit, "seeds" if comparisons[0].paired else "runs", p)
     return [line.rstrip() for line in Table(header, rows).aligned()]
 
 
-def texts(one: Comparison) -> dict[str, str]:
+def texts(comparison: Comparison) -> dict[str, str]:
     """Return a comparison as a row of texts, by column; every table, line and page shows some of them."""
-    judged, known = one.judged, bool(one.judged.test) and not one.withheld
-    decided = {"equal": judged.equality, "not worse": judged.not_worse}.get(one.kind, judged.corrected)
+    judged = comparison.judged
+    tested = bool(judged.test) and not comparison.withheld
+    decided = {"equal": judged.equality, "not worse": judged.not_worse}.get(comparison.kind, judged.corrected)
     p = {"p": judged.p, "corrected p": judged.corrected, "decided": decided}
+    runs = str(len(comparison.seeds)) if comparison.paired else "{}, {}".format(*comparison.runs)
+    left_out = f" (without {', '.join(map(str, comparison.left_out))})" if comparison.left_out else ""
     return {
-        "comparison": title(one),
-        "difference": estimate(one.difference, "+.3f"),
-        "verdict": short(one),
-        "seeds": str(len(one.seeds)),
-        "test": judged.test if known else "-",
-        **{name: p_value(value).removeprefix("= ") if known else "-" for name, value in p.items()},
-        "detectable": f"±{one.detectable:.3f}" if known and math.isfinite(one.detectable) else "-",
-        "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
-        "P(improvement)": estimate(one.improvement, ".2f"),
-        "area under curve": estimate(one.area, "+.3f"),
-        "tokens per answer": estimate(one.avg_tokens, "+.1f"),
-        "AES": estimate(one.aes, "+.3f"),
+        "comparison": title(comparison),
+        "difference": estimate(comparison.difference, "+.3f"),
+        "verdict": short(comparison),
+        "seeds": runs + left_out,
+        "test": judged.test if tested else "-",
+        **{name: p_value(value).removeprefix("= ") if tested else "-" for name, value in p.items()},
+        "detectable": f"±{comparison.detectable:.3f}" if tested and math.isfinite(comparison.detectable) else "-",
+        "effect g": "-" if math.isnan(comparison.effect) else f"{comparison.effect:+.2f}",
+        "area under curve": estimate(comparison.area, "+.3f"),
+        "tokens per answer": estimate(comparison.avg_tokens, "+.1f"),
+        "AES": estimate(comparison.aes, "+.3f"),
     }
 
 
-def drawn_range(found: Sequence[Comparison]) -> tuple[float, float]:
+def drawn_range(comparisons: Sequence[Comparison]) -> tuple[float, float]:
     """Return the range of an axis with 0, the margin and every interval; wide intervals are cut.
 
     An interval can be ten times as wide as others. It is cut at three times the largest difference, margin, or half of
     the narrowest interval.
     """
-    differences = [one.difference for one in found]
-    largest = max((abs(one.value) for one in differences if math.isfinite(one.value)), default=0.0)
-    narrowest = min((one.high - one.value for one in differences if math.isfinite(one.high)), default=0.0)
-    limit = 3 * max([largest, narrowest, *(one.outcome.margin or 0.0 for one in found)])
-    ends = [end for one in differences for end in one if math.isfinite(end)]
-    ends += [side * (one.outcome.margin or 0.0) for one in found for side in (-1, 1)]
-    low, high = max(-limit, min([0.0, *ends])), min(limit, max([0.0, *ends]))
+    differences = [each.difference for each in comparisons]
+    margins = [each.outcome.margin or 0.0 for each in comparisons]
+    largest = max((abs(each.value) for each in differences if math.isfinite(each.value)), default=0.0)
+    narrowest = min((each.high - each.value for each in differences if math.isfinite(each.high)), default=0.0)
+    limit = 3 * max([largest, narrowest, *margins])
+    ends = [end for each in differences for end in each if math.isfinite(end)]
+    ends += [side * margin for margin in margins for side in (-1, 1)]
+    low = max(-limit, min([0.0, *ends]))
+    high = min(limit, max([0.0, *ends]))
     return (low, high) if high > low else (-1.0, 1.0)
 
 
-def picture(one: Comparison, span: tuple[float, float]) -> str:
+def picture(comparison: Comparison, span: tuple[float, float]) -> str:
     """Draw an interval with its value, 0 and the margin in text: `   ├──●──┤  ┊   `."""
-    found, cells = one.difference, [" "] * _PICTURE
+    value, low, high = comparison.difference
+    cells = [" "] * _PICTURE
 
-    def place(value: float) -> int:
-        share = (min(max(value, span[0]), span[1]) - span[0]) / (span[1] - span[0])
+    def column(number: float) -> int:
+        share = (min(max(number, span[0]), span[1]) - span[0]) / (span[1] - span[0])
         return round(share * (_PICTURE - 1))
 
-    for side in (-1, 1):
-        if one.outcome.margin and span[0] <= side * one.outcome.margin <= span[1]:
-            cells[place(side * one.outcome.margin)] = "·"
-    cells[place(0.0)] = "┊"
-    if math.isfinite(found.low):
-        low, high = place(found.low), place(found.high)
-        cells[low : high + 1] = ["─" if cell != "┊" else "┼" for cell in cells[low : high + 1]]
-        cells[low], cells[high] = "├" if found.low >= span[0] else "◂", "┤" if found.high <= span[1] else "▸"
-    if math.isfinite(found.value):
-        cells[place(found.value)] = "○" if one.kind == "open" else "●"
+    for end in (-(comparison.outcome.margin or 0.0), comparison.outcome.margin or 0.0):
+        if end and span[0] <= end <= span[1]:
+            cells[column(end)] = "·"
+    cells[column(0.0)] = "┊"
+    if math.isfinite(low):
+        left = column(low)
+        right = column(high)
+        cells[left : right + 1] = ["─" if cell != "┊" else "┼" for cell in cells[left : right + 1]]
+        cells[left] = "├" if low >= span[0] else "◂"
+        cells[right] = "┤" if high <= span[1] else "▸"
+    if math.isfinite(value):
+        cells[column(value)] = "○" if comparison.kind == "open" else "●"
     return "".join(cells)
 
 
@@ -267,18 +297,24 @@ def _axis(span: tuple[float, float]) -> str:
 
 
 def remarks(analysis: Analysis) -> list[str]:
-    """Return sentences on withheld verdicts, failed runs, and what open comparisons detect; then `notes`."""
-    found = [one for one in analysis.shown if one.withheld or one.failures or one.warning]
-    lines = [f"{title(one)}: {'; '.join([*_withheld(one), *_remarked(one)])}" for one in found]
-    open_ones = [one for one in analysis.shown if one.kind == "open" and one not in found]
-    if len(open_ones) > _NAMED and (known := sorted(one.detectable for one in open_ones if detects(one))):
-        span = f"{known[0]:.3f} to {known[-1]:.3f} with 80% power"
-        lines.append(f"{len(open_ones)} inconclusive comparisons: their seeds detect differences of {span}")
+    """Return what the lines of comparisons leave out, then `notes`: the text below a table in every output."""
+    lines: list[str] = []
+    plain: list[Comparison] = []
+    for comparison in analysis.shown:
+        if comparison.withheld or comparison.failures or comparison.warning or disagreement(comparison):
+            parts = [f"no verdict: {comparison.withheld}"] * bool(comparison.withheld) + _reasons(comparison)
+            lines.append(f"{title(comparison)}: {'; '.join(parts)}")
+        elif comparison.kind == "open":
+            plain.append(comparison)
+    detectable = sorted(each.detectable for each in plain if detects(each))
+    if len(plain) > _NAMED and detectable:
+        span = f"{detectable[0]:.3f} to {detectable[-1]:.3f} with 80% power"
+        lines.append(f"{len(plain)} inconclusive comparisons: their seeds detect differences of {span}")
     else:
-        reasons = {one: "; ".join(_reasons(one)) for one in open_ones}
+        reasons = {each: "; ".join(_reasons(each)) for each in plain}
         for reason in dict.fromkeys(filter(None, reasons.values())):
-            same = [title(one) for one in open_ones if reasons[one] == reason]
-            lines += [f"{one}: {reason}" for one in _named(same, "comparison")]
+            same = [title(each) for each in plain if reasons[each] == reason]
+            lines += [f"{name}: {reason}" for name in _named(same, "comparison")]
     return [*lines, *notes(analysis)]
 
 
@@ -288,35 +324,30 @@ def _named(names: Sequence[str], what: str) -> Sequence[str]:
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Return sentences on claims, assumptions of tests, missing pairs, declarations, steps and lost runs."""
-    found = analysis.shown
-    lines = list[str]()
-    for word, kept in (("holds for", True), ("not shown for", False)):
+    """Return sentences on claims, assumptions of tests, missing pairs, declarations, steps, lost runs and findings."""
+    shown = analysis.shown
+    lines: list[str] = []
+    for words, kept in (("holds for", True), ("not shown for", False)):
         if labels := [label for label, holds in claims(analysis).items() if holds is kept]:
-            lines.append(f"claim, every outcome together: {word} {', '.join(_named(labels, 'condition'))}")
-    by_t = [one for one in found if one.judged.test == "t test" and one.kind in ("better", "worse")]
-    lines += dict.fromkeys(f"t test: {_assumption(one)}" for one in by_t)
-    if any(one.judged.test == "McNemar" for one in found):
+            lines.append(f"claim, every outcome together: {words} {', '.join(_named(labels, 'condition'))}")
+    t_tested = [each for each in shown if each.judged.test.endswith("t test") and each.kind in ("better", "worse")]
+    lines += dict.fromkeys(f"{each.judged.test}: {_assumption(each)}" for each in t_tested)
+    if any(each.judged.test == "McNemar" for each in shown):
         lines.append("McNemar's exact test speaks of these two models, not of the methods: train several seeds of each")
-    if any(one.paired and not one.seeds and _has_results(analysis, one) for one in found):
+    if any(each.paired and not each.seeds and min(each.runs) for each in shown):
         lines.append("no seed in common: give --unpaired, or train both methods with the same seeds")
-    return [*lines, *circumstances(analysis), *lost_lines(analysis), *findings_lines(analysis)]
-
-
-def _has_results(analysis: Analysis, one: Comparison) -> bool:
-    tables = [table for table in analysis.tables if table.task == one.task]
-    return all(table.values(label) for table in tables for label in (one.condition, one.against))
+    return [*lines, *circumstances(analysis), *lost_lines(analysis), *_findings(analysis)]
 
 
 def circumstances(analysis: Analysis) -> list[str]:
     """Return sentences on the declaration, and on the step at which runs are compared."""
     declared = [analysis.first.declared.sentence] if analysis.first.declared else []
-    notes = [(table.task, table.steps_note) for table in analysis.main if table.steps_note]
-    return [*declared, *(f"{task}: {note}" if task else note for task, note in notes)]
+    steps = [(results.task, results.steps_note) for results in analysis.main if results.steps_note]
+    return [*declared, *(f"{task}: {note}" if task else note for task, note in steps)]
 
 
-def findings_lines(analysis: Analysis) -> list[str]:
-    """Name what the runs of each condition say is wrong with them: `grpo: cut_off in 3 of 8 runs`."""
+def _findings(analysis: Analysis) -> list[str]:
+    """Name what the runs of each condition say is wrong with them: `findings of grpo: cut_off in 3 of 8 runs`."""
     lines: list[str] = []
     for label in analysis.first.conditions:
         runs = [cell for results in analysis.main for cell in results.done(label).values()]
@@ -341,26 +372,25 @@ def lost_cell(cell: Cell) -> str:
 def note(analysis: Analysis) -> str:
     """Return a note about the tests and intervals used, and the families with their levels."""
     first = analysis.first
-    level, families = f"{100 * first.alpha:g}%", dict.fromkeys(one.family for one in analysis.comparisons)
-    count = len(families)
-    pairs = "Differences are paired by seed. " if first.paired else "Runs are not paired. "
-    exact = (
+    families = dict.fromkeys(each.family for each in analysis.comparisons)
+    tests = "Differences are paired by seed. "
+    tests += (
         f"From {statistics.min_seeds_for_exact_test(first.alpha)} seeds on, verdicts are those of the step-down max-t "
         "test, which flips the signs of all differences of a seed together (all sign vectors up to "
         f"{statistics.MAX_ENUMERATED_SEEDS} seeds, 20,000 beyond); with three to five, of the paired t test, corrected "
         "by Holm's method. "
     )
     if not first.paired:
-        exact = "p is that of the permutation test of the difference of means, corrected by Holm's method. "
-    family = f"The probability of a false claim is at most {level} in a family of comparisons"
-    tests = {name: {one.judged.test for one in analysis.comparisons if one.family == name} for name in families}
-    if any({"exact", "t test"} <= of for of in tests.values()):
-        family += ", or twice that in a family with both tests"
-    family += (
-        f"; there are {count} families ({', '.join(TITLES[one].lower() for one in families)}). " if count > 1 else ". "
-    )
+        tests = "Runs are not paired. Verdicts are those of Welch's t test, corrected by Holm's method. "
+    claim = f"The probability of a false claim is at most {100 * first.alpha:g}% in a family of comparisons"
+    of_family = [{each.judged.test for each in analysis.comparisons if each.family == name} for name in families]
+    if any({"exact", "t test"} <= of for of in of_family):
+        claim += ", or twice that in a family with both tests"
+    if len(families) > 1:
+        named = ", ".join(TITLES[name].lower() for name in families)
+        claim += f"; there are {len(families)} families ({named})"
     start = " All runs use one warm start, so the findings hold for this start only." if first.one_start else ""
-    return f"{pairs}{exact}{family}95% CIs are t intervals, uncorrected.{start}"
+    return f"{tests}{claim}. 95% CIs are t intervals, uncorrected.{start}"
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
@@ -375,8 +405,9 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "headline": headline(analysis),
         "claims": claims(analysis),
         "steps_note": first.steps_note,
+        "note": note(analysis),
         "remarks": remarks(analysis),
-        "comparisons": [_facts(one) for one in analysis.comparisons],
+        "comparisons": [_facts(comparison) for comparison in analysis.comparisons],
         "without_result": [
             {"task": task, "condition": cell.condition, "seed": cell.seed, "status": cell.status, "reason": cell.reason}
             for task, cell in analysis.lost
@@ -385,17 +416,23 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
     return to_jsonable_python(facts, inf_nan_mode="null")
 
 
-def _facts(one: Comparison) -> dict[str, Any]:
-    estimates = {
-        name: getattr(one, name)._asdict() for name in ("difference", "improvement", "area", "avg_tokens", "aes")
+def _facts(comparison: Comparison) -> dict[str, Any]:
+    outcome = comparison.outcome
+    estimates = {name: getattr(comparison, name)._asdict() for name in ("difference", "area", "avg_tokens", "aes")}
+    left_out = {*estimates, "judged", "mean", "outcome"}
+    return {
+        **{key: value for key, value in asdict(comparison).items() if key not in left_out},
+        "metric": outcome.metric,
+        "goal": "min" if outcome.sign < 0 else "max",
+        "margin": outcome.margin,
+        **estimates,
+        **{key: value for key, value in asdict(comparison.judged).items() if key != "kind"},
+        "detectable": comparison.detectable,
+        "needed_for_margin": comparison.needed,
+        "kind": comparison.kind,
+        "verdict": short(comparison),
+        "sentence": sentence(comparison),
     }
-    plain = {key: value for key, value in asdict(one).items() if key not in {*estimates, "judged", "mean", "outcome"}}
-    goal = "min" if one.outcome.sign < 0 else "max"
-    outcome = {"metric": one.outcome.metric, "goal": goal, "margin": one.outcome.margin}
-    words = {"kind": one.kind, "verdict": short(one), "sentence": sentence(one)}
-    power = {"detectable": one.detectable, "needed_for_margin": one.needed}
-    tests = {key: value for key, value in asdict(one.judged).items() if key != "kind"}
-    return plain | outcome | estimates | tests | power | words
 
 
 def p_value(p: float) -> str:

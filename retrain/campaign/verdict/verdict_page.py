@@ -24,6 +24,7 @@ from retrain.campaign.verdict.premises import Premises, premises_of
 from retrain.campaign.verdict.results import SPENT, Cell, Results
 from retrain.campaign.verdict.run_reader import read_campaign, read_campaign_tables
 from retrain.campaign.verdict.sentences import amount, estimate
+from retrain.campaign.verdict.verdict_kinds import KINDS
 from retrain.report import latex
 from retrain.report.charts import number
 from retrain.report.exported_figures import FOLDER, Drawing, stacked, write_figures
@@ -34,7 +35,6 @@ from retrain.system.files import plain_files, write_text, writing
 
 _TOKENS = 400
 """Largest number of tokens of a completion in the credit map."""
-_KINDS = {"better": "better", "worse": "worse", "equal": "equal", "not-worse": "not worse", "open": "inconclusive"}
 _PLAIN = Premises(Table.of([]), (), "")
 
 
@@ -104,7 +104,7 @@ def exported(analysis: Analysis) -> dict[str, Drawing]:
     """Return every figure by its name: differences, learning curves, and results over other outcomes and costs."""
     found = dict[str, Drawing]()
     for outcome in analysis.outcomes:
-        every = [one for one in analysis.shown if one.outcome == outcome]
+        every = analysis.of(outcome)
         span, name = figures.forest_span(every), "" if outcome == analysis.first.outcome else f" {outcome.metric}"
         rows = [
             (sentences.title(one), figures.forest_row(one, span), estimate(one.difference, "+.3f")) for one in every
@@ -167,7 +167,7 @@ def _evidence(analysis: Analysis, pages: Mapping[str, Mapping[tuple[str, int], s
     ]
     return {
         "verdicts": [_verdicts(analysis, metric.metric) for metric in analysis.outcomes],
-        "marks": [(words, figures.verdict_mark(kind)) for kind, words in _KINDS.items()],
+        "marks": figures.verdict_marks(),
         "linked": [(table.task, linked(table, pages.get(table.task, {}))) for table in analysis.main],
         "keys": figures.keys(first),
         "curves": curves,
@@ -207,13 +207,13 @@ def _verdicts(analysis: Analysis, metric: str) -> dict[str, Any]:
 
 def _line(one: Comparison, span: tuple[float, float]) -> dict[str, str]:
     return {
-        "style": figures.style(one),
+        "style": KINDS[one.kind].css,
         "title": sentences.title(one),
         "drawing": figures.forest_row(one, span),
         "difference": estimate(one.difference, "+.3f") if one.seeds else "no seed in both",
         "verdict": sentences.short(one),
         "why": sentences.why(one) if one.seeds else "",
-        "seeds": plural(len(one.seeds), "seed" if one.paired else "run"),
+        "seeds": sentences.seeds(one),
     }
 
 
@@ -225,7 +225,7 @@ def differences(analysis: Analysis) -> Table:
 
 def described(analysis: Analysis) -> Table:
     """Return the table of effects that are not tested."""
-    return _columns(analysis, ("P(improvement)", "area under curve", "tokens per answer", "AES"))
+    return _columns(analysis, ("area under curve", "tokens per answer", "AES"))
 
 
 def _columns(analysis: Analysis, columns: Sequence[str]) -> Table:

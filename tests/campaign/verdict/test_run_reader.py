@@ -59,6 +59,15 @@ def test_conditions_of_two_campaigns_under_one_label_keep_all_their_cells(cells,
     assert {(one.condition, one.against) for one in analyze([found]).comparisons} >= {("c3: grpo", "one: grpo")}
 
 
+def test_two_runs_of_one_configuration_and_seed_are_refused(cells, tmp_path):
+    again = tmp_path / "grpo-again-s1"
+    again.symlink_to(cells / "one" / "cells" / "grpo" / "s1")
+    paths = [cells / "one" / "cells" / label / f"s{seed}" for label in ("maxrl", "grpo") for seed in range(4)]
+    problem = rf"{again}: RUNS: has the configuration and seed of {paths[5]}, .*; give one of them"
+    with pytest.raises(ConfigError, match=problem):
+        read_runs([*paths, again])
+
+
 def test_a_path_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="contains no run"):
         read_runs([tmp_path])

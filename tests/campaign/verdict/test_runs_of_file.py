@@ -257,6 +257,27 @@ def test_runs_of_different_problems_are_refused(tmp_path):
         compare(of_problems(tmp_path, [0, 1], without=[("b", 3), ("b", 7)]))
 
 
+def test_runs_without_a_common_seed_have_welchs_test_if_asked(tmp_path):
+    rows = [f"a,{seed},{0.5 + seed / 100}\nb,{seed + 100},{0.6 + seed / 100}" for seed in range(4)]
+    file = write(tmp_path / "t.csv", "\n".join(["method,seed,accuracy", *rows, "c,200,0.7"]))
+    assert "give --unpaired" in compare(file).text
+    found = compare(file, unpaired=True)
+    better, single = found.facts["comparisons"]
+    assert (better["test"], better["verdict"]) == ("Welch's t test", "better (Welch's t test)")
+    assert "4 against 4 runs, not paired" in better["sentence"]
+    assert "assumes roughly normal results in each condition" in better["sentence"]
+    assert "c against a: a verdict needs 2 runs of each" in found.text
+    assert single["verdict"] == "no verdict"
+
+
+def test_a_dropped_seed_is_named_in_every_output(tmp_path):
+    found = compare(write(tmp_path / "t.csv", csv_of([*ROWS, {"method": "dapo", "seed": 7, "accuracy": 0.6}])))
+    assert "6 (without 7)" in found.text
+    assert "6 (without 7)" in found.latex
+    assert "6 seeds (seed 7 without a pair)" in found.page
+    assert found.facts["comparisons"][0]["left_out"] == [7]
+
+
 def test_the_mean_of_a_curve_can_be_the_result(tmp_path):
     rows = [row for method in RESULTS for seed in SEEDS for row in curve(method, seed, (0, 50, 99))]
     last, mean = (compare(file_of_steps(tmp_path, rows), summary=one).facts for one in ("last", "mean"))

@@ -41,7 +41,6 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
         "48 of 50 runs finished. 4 of 4 changes measured: 2 better, 1 worse, 1 inconclusive.",
         "maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)",
         "missing",
-        "P(improvement)",
         "Learning curves",
         "Cost and result",
         "Where the credit goes",
