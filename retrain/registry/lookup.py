@@ -30,6 +30,7 @@ from retrain.registry.component import (
     Contract,
     check_signature,
 )
+from retrain.registry.sources import is_installed, module_hashes
 from retrain.system.files import expanded
 
 _HARMLESS = ("retrain.environments.tools.python", "builtins.str")
@@ -218,6 +219,8 @@ def load_object(path: str, search_paths: Sequence[str | Path] = (), kind: str = 
     with search, _importing(module_name, search_paths):
         module = importlib.import_module(module_name)
         found = getattr(module, attribute, None)
+    if not is_installed(module.__spec__):
+        module_hashes([module_name])
     if found is None:
         public = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         fix = did_you_mean(attribute, public, f"known: {', '.join(public) or 'none'}")

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
+from retrain.errors import ComponentError
 from retrain.registry.component import Component
 
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -29,7 +30,21 @@ def source_hashes(components: Iterable[Component]) -> dict[str, str]:
     Returns:
         The first 16 hexadecimal digits of each module's SHA-256, by module name.
     """
-    waiting = list(dict.fromkeys(str(getattr(component.target, "__module__", "")) for component in components))
+    return module_hashes([str(getattr(component.target, "__module__", "")) for component in components])
+
+
+_imported: dict[str, tuple[ModuleSpec | None, str]] = {}
+"""Module of the user -> (its spec, which a reload replaces; hash of its file when it was first seen)."""
+
+
+def module_hashes(names: Iterable[str]) -> dict[str, str]:
+    """Return the hashes of modules and of the user's modules that they import, as `source_hashes`.
+
+    Raises:
+        ComponentError: a file has changed since its module was imported, as in a notebook, so that its hash would
+            certify code that does not run.
+    """
+    waiting = list(dict.fromkeys(names))
     found: dict[str, str] = {}
     while waiting:
         name = waiting.pop()
@@ -41,6 +56,12 @@ def source_hashes(components: Iterable[Component]) -> dict[str, str]:
             continue
         data = file.read_bytes()
         found[name] = hashlib.sha256(data).hexdigest()[:16]
+        loaded_spec, loaded_hash = _imported.setdefault(name, (spec, found[name]))
+        if loaded_spec is not spec:
+            _imported[name] = (spec, found[name])
+        elif loaded_hash != found[name]:
+            problem = f"{file} has changed since this process imported it"
+            raise ComponentError(problem, f"restart Python, or importlib.reload({name})")
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         waiting += [other for other in _imports(data, package) if other not in found and _is_user_module(other, name)]
     return dict(sorted(found.items()))

@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from retrain import registry
+from retrain.errors import ComponentError
+from retrain.registry import Component
 from retrain.registry.sources import source_hashes
 
 
@@ -40,3 +42,20 @@ def test_helpers_are_compared_and_libraries_are_not(plugin):
 
 def test_a_package_that_cannot_be_imported_is_compared_by_its_first_file(plugin):
     assert plugin(["broken_package", "broken_package.part"]) == {"mine_of_sources", "broken_package"}
+
+
+def test_a_file_that_changed_after_its_import_is_refused_until_it_is_reloaded(plugin, tmp_path):
+    """As in a notebook: Python keeps the module, and the hash of the new file would certify code that does not run."""
+    plugin(["its_helper"])
+    module = importlib.import_module("mine_of_sources")
+    (tmp_path / "its_helper.py").write_text("import math\n")  # imported by nobody yet, so that it may change
+    (tmp_path / "mine_of_sources.py").write_text("def mine(completion):\n    return 1.0\n")
+    with pytest.raises(ComponentError, match=r"sources\.py has changed since this process imported it") as caught:
+        registry.find("reward", "mine_of_sources.mine")
+    assert "importlib.reload(mine_of_sources)" in caught.value.fix
+    with pytest.raises(ComponentError, match="has changed"):
+        source_hashes([Component("reward", "mine", module.mine, "mine")])
+    importlib.reload(module)
+    component = registry.find("reward", "mine_of_sources.mine")
+    assert component.target("x") == 1.0
+    assert source_hashes([component]).keys() == {"mine_of_sources"}
