@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from docs.measure import ROOT
 from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.tools.reward_check import FORMS, as_table, paid
@@ -46,7 +45,7 @@ def built_in(tmp_path):
     return loaded, paid(loaded, [SUM])
 
 
-def test_the_table_of_the_built_in_rewards_and_the_rows_that_the_page_shows(tmp_path):
+def test_the_table_of_the_built_in_rewards(tmp_path):
     loaded, found = built_in(tmp_path)
     table = as_table(loaded, found)
     lines = [
@@ -54,9 +53,6 @@ def test_the_table_of_the_built_in_rewards_and_the_rows_that_the_page_shows(tmp_
     ]  # it counts as the first reward says
     text = Path(__file__).with_name("built_in_rewards.md").read_text()
     assert "\n".join([lines[0], "|---" * (len(table.columns) - 1) + "|", *lines[1:]]) in text
-    shown = (ROOT / "docs" / "rewards.md").read_text().partition(lines[0])[2].partition("\n\n")[0].splitlines()[2:]
-    assert len(shown) > 5
-    assert set(shown) <= {*lines}
 
 
 def test_what_the_built_in_rewards_promise(tmp_path):
