@@ -345,6 +345,9 @@ class Tracker(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step, or of the evaluation after `step` steps."""
 
+    def resumed(self, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Receive what `log` was given before the run was resumed, for a tracker that may have lost it."""
+
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record completions of a step: rows with prompt, text, answer, reward and its parts."""
 

@@ -190,8 +190,23 @@ def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[
                 context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
             start, cursor = context.load_state_dict(state)
         context.observe("message", {"text": f"resumed after step {start}", "level": "info"})
+        logged = _logged(context.directory.path) if context.trackers else []
+        for tracker in context.trackers:
+            tracker.resumed(logged)
     context.findings = _findings(context, start)
     return start, cursor
+
+
+def _logged(run: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return what trackers were given before a resume, in this order: step, metrics."""
+    rows = [(row["step"], 1, "", row) for row in read_rows(run / "metrics.jsonl")]
+    # The evaluation after s steps comes before the metrics of step s, which is the next one.
+    rows += [(row["step"], 0, "eval/", row) for row in read_rows(run / "eval.jsonl")]
+    rows.sort(key=lambda row: row[:2])
+    return [
+        (step, {f"{prefix}{name}": value for name, value in row.items() if name != "step"})
+        for step, _, prefix, row in rows
+    ]
 
 
 def _findings(context: RunContext, start: int) -> RunFindings | None:

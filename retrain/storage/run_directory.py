@@ -56,7 +56,7 @@ _FILES = (
     "environment.log",
     "run_id",
 )
-_FOLDERS = ("rollouts", "eval", "checkpoints", "best", "model")
+_FOLDERS = ("rollouts", "eval", "checkpoints", "best", "model", "tensorboard")
 _FACTS = ("findings", "looked_at")
 """Entries of status.json that a continued run starts with."""
 _ROLLOUT_FILE = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")

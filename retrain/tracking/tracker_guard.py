@@ -47,8 +47,16 @@ class SafeTracker(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Queue the metrics of a step."""
-        copied = {self._names.get(name, name): value for name, value in metrics.items()}
+        copied = self._renamed(metrics)
         self._put(lambda: self._tracker.log(step, copied))
+
+    def resumed(self, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Queue the rows of the steps before a resume."""
+        copied = [(step, self._renamed(metrics)) for step, metrics in rows]
+        self._put(lambda: self._tracker.resumed(copied))
+
+    def _renamed(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        return {self._names.get(name, name): value for name, value in metrics.items()}
 
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Queue the completions of a step."""

@@ -23,6 +23,9 @@ from retrain.registry import tracker
 from retrain.system.files import write_text
 from retrain.system.masking import masked
 
+_ID_LETTERS = 8
+"""Letters of a run's id in its name for trackio: enough that two runs of one name never have the same."""
+
 
 class _Service(Tracker):
     """Base class of trackers whose library opens a run, with the resolved configuration, and logs rows to it."""
@@ -85,6 +88,12 @@ class Wandb(_Service):
         """Send the metrics of a step."""
         self._service_run.log({**metrics, "step": step})
 
+    def resumed(self, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+        """Offline, log the rows again, so that this folder is complete: a kill leaves the one before empty."""
+        if self._service_run.offline:
+            for step, metrics in rows:
+                self.log(step, metrics)
+
     def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
         import wandb
 
@@ -138,7 +147,7 @@ class Tensorboard(_Service):
     def _connect(self, *, config: Mapping[str, Any], **options: Any) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
-        # TensorBoard drops what an interrupted run wrote from the first step on that is written now.
+        # TensorBoard drops what an interrupted run wrote from `purge_step` on.
         writer = SummaryWriter(str(self._run_dir / "tensorboard"), **options)
         writer.add_text("config", f"```\n{json.dumps(config, indent=1)}\n```")
         return writer
@@ -156,7 +165,9 @@ class Tensorboard(_Service):
     def _writer(self, step: int) -> Any:
         """Return the writer, which is opened with the first step that is written."""
         if self._run is None:
-            self._options = {"purge_step": step}
+            # A resumed run first writes the step after its checkpoint, whose number is that of the checkpoint's
+            # evaluation. The evaluation is not written again, so it must not be dropped.
+            self._options = {"purge_step": step + 1 if step else 0}
         return self._service_run
 
 
@@ -164,9 +175,11 @@ class Tensorboard(_Service):
 class Trackio(_Service):
     """Log to trackio, on this machine or in a Hugging Face Space.
 
+    trackio knows a run by its name, which therefore ends with the first letters of the run's id.
+
     Args:
         project: project of the run.
-        name: name of the run; by default the name of the run directory.
+        name: begin of the run's name; by default the name of the run directory.
         group: group of runs.
         space_id: the Hugging Face Space to log to; if unset, data stays on this machine.
     """
@@ -186,9 +199,10 @@ class Trackio(_Service):
         space, project = self._options["space_id"], self._options["project"]
         return f"https://huggingface.co/spaces/{space}" if space else f"trackio show --project {project}"
 
-    def _connect(self, **options: Any) -> Any:
+    def _connect(self, *, name: str, **options: Any) -> Any:
         import trackio  # pyright: ignore[reportMissingImports]
 
+        options["name"] = f"{name}-{run_id(self._run_dir)[:_ID_LETTERS]}"
         return trackio.init(**options, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -13,9 +13,7 @@ from retrain.system.masking import HIDDEN, hide_named, literal_secrets, looks_se
     "name",
     [
         *("api_key", "API-KEY", "hubToken", "SMTP_PASS", "GH_PAT", "password", "auth", "judge_secret_file", "dsn"),
-        *("webhook_url", "AWS_ACCESS_KEY_ID", "sshKeyMaterial", "dbpassword", "authtoken", "connection_string"),
-        *("passwords", "tokens", "api_keys", "private_key_pem", "signing_key_b64", "token_text", "header", "headers"),
-        *("conn_str", "seed_phrase", "recovery_codes", "id_rsa", "id_ed25519", "db_pw", "wifi_psk"),
+        *("webhook_url", "dbpassword", "authtoken", "passwords", "api_keys", "header", "headers", "db_pw", "wifi_psk"),
     ],
 )
 def test_words_of_secrets(name):
@@ -26,13 +24,7 @@ def test_words_of_secrets(name):
     "name",
     [
         *("max_tokens", "api_key_env", "author", "keyboard", "tokenizer", "monkey", "pass_at", "token_mean", "", "env"),
-        *(
-            "eos_token_id",
-            "bypass",
-            "donkeys",
-            "detokenize",
-            "reuse_key_of",
-        ),
+        *("eos_token_id", "bypass", "donkeys", "detokenize", "reuse_key_of", "stop_token", "answer_key", "tokens"),
     ],
 )
 def test_names_that_only_look_alike(name):
@@ -73,13 +65,12 @@ def test_no_key_of_the_configuration_looks_secret():
 
 
 def test_values_of_the_configuration_are_shown():
-    """The defaults of every key, and of what is like a key: numbers, switches and paths under doubtful names."""
+    """The defaults of every key, and of what is like a key."""
     defaults = Config().model_dump(mode="json")
     assert masked(defaults) == defaults
     ordinary = {
         "tokens": 48,
         "token": True,
-        "key": "/etc/ssl/key.pem",
         "stop_tokens": ["</s>", "<|im_end|>"],
         "header": False,
         "task": "basic arithmetic",
@@ -107,35 +98,26 @@ def test_messages_are_shown_in_full(message):
 CANARY = "Canary4711Zz"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"api_key={CANARY}",
-        f"password = {CANARY}",
-        f"DefaultEndpoint=x;AccountKey={CANARY}==;Suffix=y",
-        f'HTTP 401: {{"error": "bad", "api_key": "{CANARY}"}}',
-        f"https://h/x?token={CANARY}",
-        f"https://h/x?a=1&api_key={CANARY}&b=2",
-        f"https://h/cb#access_token={CANARY}",
-        f"https://me:p@{CANARY}@host/x",
-        f"postgresql://me:{CANARY}@db/x",
-        f"connect(password={CANARY}, auth_token='{CANARY}')",
-    ],
-)
-def test_secrets_that_a_text_names_are_hidden(text):
-    for value in (text, f"before {text} after", json.dumps({"note": text})):
-        shown = masked({"note": [value]})
-        assert CANARY.lower() not in json.dumps(shown).lower()
-        assert HIDDEN in shown["note"][0]
-        assert masked(shown) == shown
-        assert literal_secrets({"note": value}) == [("note",)]
+def test_user_and_password_of_an_address_are_hidden():
+    for url in (f"https://me:p@{CANARY}@host/x", f"postgresql://me:{CANARY}@db/x"):
+        for value in (url, f"before {url} after", json.dumps({"note": url})):
+            shown = masked({"note": [value]})
+            assert CANARY not in json.dumps(shown)
+            assert masked(shown) == shown
+            assert literal_secrets({"note": value}) == [("note",)]
+
+
+def test_a_text_is_not_searched_for_what_it_names_itself():
+    """A pattern hides `a` of `password = "a b c"`, and "Bearer" of a header, which looks as if it had worked."""
+    for text in (f'password = "{CANARY} b c"', f"Authorization: Bearer {CANARY}", f"api_key: {CANARY}"):
+        assert masked(text) == text
 
 
 @pytest.mark.parametrize(
     "config",
     [
         {"passwords": {"db": CANARY}},
-        {"params": {"private_key_pem": CANARY}},
+        {"params": {"Authorization": f"Bearer {CANARY} b c"}},
         {"headers": {"X-Mine": CANARY}},
         {"credentials": {"pin": 47114711}},
     ],
@@ -159,6 +141,6 @@ def test_values_of_variables_are_hidden_wherever_they_turn_up(monkeypatch, tmp_p
     assert secret_from("OTHER") == f"{CANARY}-3"
     assert masked(f"{CANARY}-3") == HIDDEN
     monkeypatch.setenv("PHRASE_SECRET", "correct horse battery")
-    for form in ("correct+horse+battery", "correct%20horse%20battery", "Y29ycmVjdCBob3JzZSBiYXR0ZXJ5"):
+    for form in ("correct+horse+battery", "correct%20horse%20battery"):
         assert masked(f"say {form}") == f"say {HIDDEN}"
     assert masked(f"EMPTY {tmp_path}") == f"EMPTY {tmp_path}"
