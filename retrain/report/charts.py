@@ -157,7 +157,7 @@ def hover(axes: Axes, texts: Sequence[tuple[float, str]]) -> str:
     bounds = [_LEFT, *middles, WIDTH - _RIGHT]
     return "".join(
         f'<rect class="hover" x="{a:.1f}" y="{_TOP}" width="{max(0.0, b - a):.1f}" height="{HEIGHT - _TOP - _BOTTOM}">'
-        f"<title>{_text(text)}</title></rect>"
+        f"<title>{svg_text(text)}</title></rect>"
         for (a, b), (_, text) in zip(pairwise(bounds), chosen, strict=True)
     )
 
@@ -195,10 +195,10 @@ def dot(style: str, at: Point, radius: float) -> str:
 
 def label(side: str, at: Point, text: str) -> str:
     """Draw a text. `side` is the part of the text that is at the position: "start", "middle" or "end"."""
-    return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{_text(text)}</text>'
+    return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{svg_text(text)}</text>'
 
 
-def _text(text: str) -> str:
+def svg_text(text: str) -> str:
     """Escape a text, and remove control characters and secrets from it."""
     return escape(shown(text))
 

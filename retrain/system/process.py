@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }'
 """Shell program that kills a process group when its standard input is closed, unless it reads a line first.
 
@@ -151,6 +152,26 @@ def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callab
             os._exit(code)
 
     return follow
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that `descendants` finds them. Only Linux has this."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, their children and so on; nothing without /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            # The name of the program, in parentheses, may contain anything; state and parent follow it.
+            parent = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    below = list(children.get(pid, ()))
+    for child in below:  # grows while it is read
+        below += children.get(child, ())
+    return below
 
 
 def start(

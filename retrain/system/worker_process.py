@@ -25,7 +25,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
-from retrain.system.process import end, follower
+from retrain.system.process import adopt_orphans, descendants, end, follower
 
 _MAX_LOG = 1_000_000
 _LIBRARIES = 8 << 30
@@ -77,8 +77,13 @@ class WorkerProcess:
             self.process = subprocess.Popen[bytes](command, pass_fds=[worker_end.fileno()], **options)
 
     def kill(self) -> None:
-        """Kill the worker and all processes of its group, and close the pipe."""
+        """Kill the worker and all processes that it has started, and close the pipe."""
+        # `end` kills the worker's group, which its descendants in a session of their own have left.
+        left = descendants(self.process.pid)
         end(self.process)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.pipe.close()
 
     def has_closed_pipe(self) -> bool:
@@ -111,6 +116,7 @@ def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> No
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     follower(os.getppid(), signal.SIGKILL)()
+    adopt_orphans()
     cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)  # a crash loses no line of the log
     pipe = socket.socket(fileno=int(sys.argv[1]))
     pipe.set_inheritable(False)  # programs that the worker starts must not write to the pipe

@@ -76,7 +76,7 @@ PLANS = [
 ]
 CELLS = [
     ("seed", [-1, "x", 2**70, None]),
-    ("path", ["/etc", "a\0b", "", 3]),
+    ("path", ["/etc", "a\0b", "", 3, "../..", "cells/../../s0"]),
 ]
 
 
@@ -97,3 +97,17 @@ def test_a_value_in_a_plan_that_nothing_can_mean_is_named(campaign, cli, key, va
         result = cli("report", "runs/two")
         assert result.exit_code == 6, (value, result.output)
         assert re.match(r"\S*runs/two/plan\.json:1: ", result.stderr), result.stderr
+
+
+def test_control_characters_of_a_label_are_in_no_report(campaign, cli):
+    """A label stands in the tables, in the curves and in the tooltips of both."""
+    odd = "maxrl\x1b[31m\u202e<b>"
+    text = (campaign / "plan.json").read_text().replace('"maxrl"', json.dumps(odd))
+    (campaign / "plan.json").write_text(text)
+    assert cli("report", "runs/two").exit_code == 0
+    for page in (campaign / "report.html", campaign / "report.md"):
+        text = page.read_text()
+        assert not {"\x1b", "\u202e"} & {*text}, page
+        assert "maxrl·[31m·" in text
+        assert "·<b>" not in text
+        assert "&amp;lt;" not in text

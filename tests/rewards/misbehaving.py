@@ -102,6 +102,14 @@ def _print_much():
     return 1.0
 
 
+def _daemon():
+    """A program in a session of its own, whose parent has ended: it is in no group of the worker's."""
+    file = os.environ["PID_FILE"]
+    command = f"sleep 6000 & echo $! > {file}.new; mv {file}.new {file}"
+    subprocess.run(["sh", "-c", command], start_new_session=True, check=True)
+    return 1.0
+
+
 def _grandchild():
     child = subprocess.Popen(["sleep", "6000"])
     staged = os.environ["PID_FILE"] + ".new"
@@ -133,6 +141,7 @@ ACTIONS = {
     "decimal": lambda: Decimal("0.75"),
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT) or 1.0,
     "grandchild": _grandchild,
+    "daemon": _daemon,
     "list": lambda: [1.0, 2.0],
     "nan": lambda: float("nan"),
     "inf": lambda: float("inf"),

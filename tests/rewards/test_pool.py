@@ -316,6 +316,18 @@ def test_an_interrupted_score_leaves_nothing_behind_not_even_what_a_reward_has_s
     scorer.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_a_program_in_a_session_of_its_own_ends_with_the_pool(tmp_path, monkeypatch):
+    file = tmp_path / "pid"
+    monkeypatch.setenv("PID_FILE", str(file))
+    scorer = pool(bound("by_text"), env=["PID_FILE"])
+    assert [score.value for score in scorer.score(items("daemon"))] == [1.0]
+    daemon = int(file.read_text())
+    assert alive(daemon)
+    scorer.close()
+    until(lambda: not alive(daemon))
+
+
 def test_the_weight_of_an_entry_is_not_a_parameter_of_its_function():
     reward = bound("half_hearted", value=0.5)
     with pool((Bound(reward.component, {**reward.params, "weight": 2.0}), 2.0)) as scorer:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
 from typing_extensions import TypedDict
 
 from retrain import registry
@@ -18,7 +18,15 @@ from retrain.config.schema import Array, Seed
 from retrain.errors import ConfigError
 from retrain.system.records import read_object
 
-_Path = Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$")]
+
+def _inside(path: str) -> str:
+    """Refuse a path that leads out of the campaign's directory, since somebody else may have written the plan."""
+    if ".." in Path(path).parts:
+        raise ValueError(f"leads out of the campaign: {path!r}")
+    return path
+
+
+_Path = Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$"), AfterValidator(_inside)]
 
 PLAN = "plan.json"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 
 from retrain.campaign.verdict.analysis import Comparison, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
@@ -24,6 +23,7 @@ from retrain.report.charts import (
     polyline,
     span,
     svg,
+    svg_text,
     ticks,
 )
 from retrain.report.page import plural
@@ -135,7 +135,7 @@ def _tooltips(axes: Axes, shown: Mapping[str, Curve]) -> str:
     at: dict[int, list[str]] = {}
     for name, curve in shown.items():
         for step, mean in curve:
-            at.setdefault(step, []).append(f"{escape(name)} {axes.value(mean.value)}")
+            at.setdefault(step, []).append(f"{name} {axes.value(mean.value)}")
     return hover(axes, [(float(step), f"step {step}: {', '.join(at[step])}") for step in sorted(at)])
 
 
@@ -193,7 +193,7 @@ def _scatter(results: Results, across: Mapping[tuple[str, int], float], unit: st
     points = [point for found in runs.values() for point in found]
     axes = Axes(padded(span([x for x, _ in points]), 0.06), *_values([y for _, y in points]), unit)
     small = "".join(
-        f"<g><title>{escape(name)}: {axes.value(at[1])}</title>{mark(axes, at, index(results, name), 3, 'run')}</g>"
+        f"<g><title>{svg_text(name)}: {axes.value(at[1])}</title>{mark(axes, at, index(results, name), 3, 'run')}</g>"
         for name, found in runs.items()
         for at in found
     )
