@@ -104,7 +104,7 @@ def coverage_of(kind: str, seeds: int, tables: int) -> float:
     rng, covered = np.random.default_rng([seeds, KINDS.index(kind)]), 0
     true = (0.5 / 64) ** 0.5 if kind.startswith("binomial") else 2**0.5
     for _ in range(tables):
-        found = mean_of(simulated(kind, 1, seeds, rng, 1.0)[0]).interval
+        found = mean_of(simulated(kind, 1, seeds, rng, 1.0)[0]).interval()
         covered += found.low <= true <= found.high
     return covered / tables
 

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import Comparison, compare
+from retrain.campaign.verdict.judging import Contrast
 from retrain.campaign.verdict.results import Results
 from retrain.campaign.verdict.results_file import read_results_file
 from retrain.campaign.verdict.runs_of_file import runs_of_file
@@ -27,7 +28,7 @@ def families(results: Results) -> dict[str, list[Comparison]]:
     ladder = [(maxrl, grpo), (gtpo, maxrl), *((end, gtpo) for end in ends)]
     baseline = [(one, grpo) for one in results.conditions[1:]]
     return {
-        name: compare([(results, *pair) for pair in pairs], name)
+        name: compare([Contrast(results, *pair) for pair in pairs], name)
         for name, pairs in (("ladder", ladder), ("baseline", baseline))
     }
 

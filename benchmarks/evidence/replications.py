@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from retrain.campaign.comparison import Asked, compare
 from retrain.campaign.plan.outcome import Goal, Outcome
 from retrain.campaign.verdict.analysis import Comparison
-from retrain.campaign.verdict.comparison import Asked, compare
 from retrain.campaign.verdict.figures import forest_row, scatters, verdict_marks
 from retrain.campaign.verdict.figures import keys as legend
 from retrain.campaign.verdict.results_file import read_results_file

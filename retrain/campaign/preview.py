@@ -17,6 +17,7 @@ from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import PLAN
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import compare
+from retrain.campaign.verdict.judging import Contrast
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train, warm_start
@@ -182,7 +183,7 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
         return None
     tables = [one for one in read_campaign_tables(loaded.directory) if one.outcome == loaded.settings.measured[0]]
     places = [
-        (table, *pair)
+        Contrast(table, *pair)
         for table in tables
         for pair in table.ladder or [(one, table.baseline) for one in table.conditions if one != table.baseline]
     ]

@@ -181,7 +181,8 @@ def compare(  # noqa: PLR0913 - one per option
     Exit codes: 1 with --fail-if worse if a comparison is worse, 2 options or runs that cannot be compared, also with
     --fail-if if no seed has a result in both, 3 files.
     """
-    from retrain.campaign.verdict import comparison, sentences, verdict_page
+    from retrain.campaign import comparison
+    from retrain.campaign.verdict import sentences, verdict_page
     from retrain.campaign.verdict.verdict_kinds import KINDS
 
     asked = comparison.Asked(metric, goal, margin, summary, unpaired, tuple(allow_different or ()))

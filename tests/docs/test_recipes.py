@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.verdict.comparison import compare
+from retrain.campaign.comparison import compare
 from tests.forks import run_source
 
 pytestmark = pytest.mark.repository

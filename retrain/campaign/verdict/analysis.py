@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
-from statistics import fmean
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict import statistics, withholding
+from retrain.campaign.verdict.judging import (
+    Contrast,
+    Judged,
+    Look,
+    Measure,
+    area,
+    judge,
+    length,
+    paired_matrix,
+    result,
+    tests_of,
+)
 from retrain.campaign.verdict.results import ALL_TASKS, Cell, Results, mean_over_tasks
-from retrain.campaign.verdict.statistics import Estimate, Mean, Test, Tested, mean_of
+from retrain.campaign.verdict.statistics import LEVEL, Estimate, Mean, SequentialFamily, Tested, mean_of
 from retrain.campaign.verdict.verdict_kinds import KINDS, VerdictKind
 from retrain.functional.evaluation import aes
 from retrain.report.page import plural
 
-Measure = Callable[[Cell], "float | None"]
-Pairing = tuple[Results, str, str]
-"""Results, condition, and the condition that it is compared with."""
-result, area, length = (attrgetter(name) for name in ("result", "area", "avg_tokens"))
 NOTHING = Estimate(math.nan, math.nan, math.nan)
 """Estimate without a run."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Result of the tests of a family for one of its comparisons.
-
-    Attributes:
-        test, p, corrected: see `Tested`.
-        equality, not_worse: corrected p-values of the two one-sided t tests of the margin; 1 without a margin, and
-            where the 95% interval reaches beyond it.
-        kind: "better" and "worse" are corrected differences; "equal" is within the margin; "not worse" is not worse by
-            more than the margin; "same" is for identical runs.
-    """
-
-    test: Test = ""
-    p: float = 1.0
-    corrected: float = 1.0
-    equality: float = 1.0
-    not_worse: float = 1.0
-    kind: VerdictKind = "open"
 
 
 @dataclass(frozen=True)
@@ -63,6 +49,7 @@ class Comparison:
         left_out: seeds of the plan without a pair.
         mean: mean difference with its standard error; difference: the same with a 95% t interval, uncorrected.
         judged: the tests.
+        look: the look at which it ended or for which it waits, of a campaign with looks; else None.
         effect: Hedges' g of the paired differences.
         area, avg_tokens, aes: paired differences that are not tested; see `functional.evaluation.aes`.
         failures: a sentence part that counts failed runs as the worst value seen; "" if none failed.
@@ -84,6 +71,7 @@ class Comparison:
     left_out: tuple[int, ...]
     mean: Mean
     judged: Judged = field(default_factory=Judged)
+    look: Look | None = None
     effect: float = math.nan
     area: Estimate = NOTHING
     avg_tokens: Estimate = NOTHING
@@ -94,8 +82,8 @@ class Comparison:
 
     @property
     def difference(self) -> Estimate:
-        """Mean difference with its 95% t interval."""
-        return self.mean.interval
+        """Mean difference with its 95% t interval; with looks, that of the level of its look."""
+        return self.mean.interval(self.look.level if self.look else LEVEL)
 
     @property
     def kind(self) -> VerdictKind:
@@ -132,12 +120,16 @@ class Analysis:
     """All numbers of a report.
 
     Attributes:
-        tables: results by outcome and task, in this order.
+        tables: results by outcome and task, in this order; with looks without the runs beyond them.
         comparisons: all comparisons, family by family within an outcome.
+        passed: number of looks that are complete and tested.
+        stopped: (task, condition) -> number of seeds at which the looks stopped it.
     """
 
     tables: tuple[Results, ...]
     comparisons: tuple[Comparison, ...]
+    passed: int = 0
+    stopped: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     @property
     def first(self) -> Results:
@@ -177,208 +169,130 @@ class Analysis:
 
 def analyze(tables: Sequence[Results]) -> Analysis:
     """Compare the conditions of all tables, family by family. The result is deterministic."""
-    outcomes = dict.fromkeys(one.outcome for one in tables)
-    families = [_families([one for one in tables if one.outcome == outcome]) for outcome in outcomes]
-    return Analysis(tuple(tables), tuple(one for found in families for one in found))
+    outcomes = dict.fromkeys(results.outcome for results in tables)
+    families: list[Family] = []
+    for outcome in outcomes:
+        families += families_of([results for results in tables if results.outcome == outcome])
+    if tables[0].looks:
+        return _analyze_looks(tables, families)
+    compared = (compare(contrasts, name) for name, contrasts in families)
+    return Analysis(tuple(tables), tuple(comparison for family in compared for comparison in family))
 
 
-def _families(tables: Sequence[Results]) -> list[Comparison]:
-    """Compare the tables of one outcome: the declared comparison, then the families of the others."""
+Family = tuple[str, list[Contrast]]
+"""Name of a family of comparisons that is corrected alone, and its comparisons."""
+
+
+def families_of(tables: Sequence[Results]) -> list[Family]:
+    """Return the families of one outcome: the declared comparison, then those of the others."""
     first = tables[0]
-    others = [one for one in first.conditions if one != first.baseline]
-    families: dict[str, list[Pairing]] = {"primary": []}
+    others = [label for label in first.conditions if label != first.baseline]
+    families: dict[str, list[Contrast]] = {"primary": []}
     if len(tables) == 1 and not first.task:
-        ladder = set(first.ladder) != {(one, first.baseline) for one in others}
-        families["ladder"] = [(first, *pair) for pair in first.ladder if ladder]
-        families["baseline"] = [(first, one, first.baseline) for one in others]
+        ladder = set(first.ladder) != {(label, first.baseline) for label in others}
+        families["ladder"] = [Contrast(first, *pair) for pair in first.ladder if ladder]
+        families["baseline"] = [Contrast(first, label, first.baseline) for label in others]
     else:
         mean = [replace(mean_over_tasks(tables), units=withholding.task_units(tables))] if len(tables) > 1 else []
-        for label, controls in (("", False), (" of controls", True)):
-            side = [one for one in others if (one in first.controls) is controls]
-            families[f"pooled{label}"] = [(table, one, first.baseline) for table in mean for one in side]
-            families[f"tasks{label}"] = [(table, one, first.baseline) for one in side for table in tables]
-    claimed = [place for places in families.values() for place in places if _key(place) == first.claimed][-1:]
-    rest = {name: [place for place in places if _key(place) != first.claimed] for name, places in families.items()}
-    return [one for name, places in (rest | {"primary": claimed}).items() for one in compare(places, name)]
+        for suffix, controls in (("", False), (" of controls", True)):
+            side = [label for label in others if (label in first.controls) is controls]
+            families[f"pooled{suffix}"] = [Contrast(each, label, first.baseline) for each in mean for label in side]
+            families[f"tasks{suffix}"] = [Contrast(each, label, first.baseline) for label in side for each in tables]
+    claimed: list[Contrast] = []
+    for name, contrasts in families.items():
+        claimed += [each for each in contrasts if (each.results.task, *each.labels) == first.claimed]
+        families[name] = [each for each in contrasts if (each.results.task, *each.labels) != first.claimed]
+    families["primary"] = claimed[-1:]
+    return [(name, contrasts) for name, contrasts in families.items() if contrasts]
 
 
-def _key(place: Pairing) -> tuple[str, str, str]:
-    return place[0].task, place[1], place[2]
-
-
-def compare(places: Sequence[Pairing], family: str) -> list[Comparison]:
-    """Compare the places (table, condition, against) as one family."""
-    judged, found = _judge(places), list[Comparison]()
-    failed = [(table.with_failures(), one, other) for table, one, other in places]
-    counted = _judge(failed) if any(cell.status == "failed" for table, *_ in places for cell in table.runs) else judged
-    for place, own, other, with_failures in zip(places, judged, counted, failed, strict=True):
-        one = _described(place, family, len(places))
-        notes = _remarks(place, replace(one, judged=own), other, with_failures)
-        if place[0].units:
-            notes["withheld"] = place[0].units
-        kind = "same" if _same(place) else own.kind
-        found.append(replace(one, judged=replace(own, kind=kind), **notes))
-    return found
-
-
-def _judge(places: Sequence[Pairing]) -> list[Judged]:
-    """Test the comparisons of one family."""
-    if not places:
+def compare(contrasts: Sequence[Contrast], family: str) -> list[Comparison]:
+    """Compare conditions as one family."""
+    if not contrasts:
         return []
-    means = [_mean(place) for place in places]
-    bounds = [_margin_tests(place[0], mean) for place, mean in zip(places, means, strict=True)]
-    equality, not_worse = (statistics.holm([bound[side] for bound in bounds]) for side in (0, 1))
-    judged: list[Judged] = []
-    for place, tested, mean, *margin in zip(places, _tested(places), means, equality, not_worse, strict=True):
-        alone = Judged(*tested, equality=margin[0], not_worse=margin[1]) if tested.test else Judged()
-        judged.append(replace(alone, kind=_kind(alone, place[0].outcome.sign * mean.value, place[0].alpha)))
-    return judged
+    alpha = contrasts[0].results.alpha
+    verdicts = judge(contrasts, tests_of(contrasts), alpha)
+    return [_compared(family, contrasts, index, judged, alpha) for index, judged in enumerate(verdicts)]
 
 
-def _tested(places: Sequence[Pairing]) -> list[Tested]:
-    """Return the test that decides on each comparison of a family, with its p-values."""
-    floors = [_floor(table) for table, *_ in places]
-    if places[0][0].paired:
-        rows = [_paired(*place, result) for place in places]
-        units = sorted({unit for row in rows for unit in row})
-        paired = [[row.get(unit, math.nan) for unit in units] for row in rows]
-        tested = statistics.paired_tests(paired, floors, places[0][0].alpha)
-    else:
-        sides = [(table.values(condition), table.values(against)) for table, condition, against in places]
-        tested = statistics.unpaired_tests(sides, floors)
-    for index, (table, *pair) in enumerate(places):
-        if all(len(table.done(label)) == 1 for label in pair):
-            tested[index] = _problem_test(*_answers(table, *pair), len(places))
-    return tested
+def _compared(
+    family: str, contrasts: Sequence[Contrast], index: int, judged: Judged, alpha: float, look: Look | None = None
+) -> Comparison:
+    """Return a comparison with its estimates, its verdict, and what qualifies it."""
+    contrast = contrasts[index]
+    if _same(contrast):
+        judged = replace(judged, kind="same")
+    comparison = replace(_described(contrast, family, len(contrasts)), judged=judged, look=look)
+    counted = judged
+    if any(cell.status == "failed" for each in contrasts for cell in each.results.runs):
+        failed = [each._replace(results=each.results.with_failures()) for each in contrasts]
+        counted = judge(failed, tests_of(failed), alpha, look.level if look else LEVEL)[index]
+    return replace(comparison, **_remarks(contrast, comparison, counted))
 
 
-def _problem_test(values: Sequence[float], others: Sequence[float], size: int) -> Tested:
-    """Test two single runs by their problems, right or wrong; no test for other values, or fewer than two problems."""
-    if len(values) < 2 or not {*values, *others} <= {0.0, 1.0}:
-        return Tested()
-    p = statistics.mcnemar(values, others)
-    return Tested("McNemar", p, min(1.0, size * p))
-
-
-def _kind(one: Judged, gain: float, alpha: float) -> VerdictKind:
-    if one.corrected <= alpha:
-        return "better" if gain > 0 else "worse"
-    if one.equality <= alpha:
-        return "equal"
-    return "not worse" if one.not_worse <= alpha else "open"
-
-
-def _margin_tests(table: Results, mean: Mean) -> tuple[float, float]:
-    """Return the p-values of equality within the margin, and of being not worse by more than it.
-
-    Both are 1 where the printed 95% interval reaches beyond the margin: it would contradict the verdict.
-    """
-    margin = table.outcome.margin
-    if margin is None or withholding.margin_problem(table):
-        return 1.0, 1.0
-    above = mean.p_not_above(-margin) if mean.interval.low > -margin else 1.0
-    below = mean.p_not_below(margin) if mean.interval.high < margin else 1.0
-    return max(above, below), above if table.outcome.sign > 0 else below
-
-
-def _mean(place: Pairing) -> Mean:
-    table, condition, against = place
-    if table.paired:
-        return mean_of(list(_paired(*place, result).values()), _floor(table))
-    return statistics.welch(table.values(condition), table.values(against), _floor(table))
-
-
-def _floor(table: Results) -> float:
-    """Return half the resolution of the metric: .5 / problems; 0 if it is unknown."""
-    problems = max((cell.problems for cell in table.runs), default=0)
-    return 0.5 / problems if problems else 0.0
-
-
-def _paired(table: Results, condition: str, against: str, measure: Measure) -> dict[int, float]:
-    """Return the differences of a measure by seed; with several warm starts, their means by warm start."""
-    cells = [pair for pair in table.pairs(condition, against) if None not in map(measure, pair)]
-    values = statistics.differences(*([measure(pair[side]) or 0.0 for pair in cells] for side in (0, 1)))
-    starts = [cell.start for cell, _ in cells]
-    if len(set(starts)) < 2:
-        return {cell.seed: value for (cell, _), value in zip(cells, values, strict=True)}
-    return {at: fmean(value for own, value in zip(starts, values, strict=True) if own == at) for at in set(starts)}
-
-
-def _answers(table: Results, condition: str, against: str) -> tuple[list[float], list[float]]:
-    """Return the values of both conditions for the problems of their only runs, which are the same."""
-    left, right = (next(iter(table.done(one).values())).answers for one in (condition, against))
-    return [*left.values()], [right[problem] for problem in left]
-
-
-def _described(place: Pairing, family: str, size: int) -> Comparison:
+def _described(contrast: Contrast, family: str, size: int) -> Comparison:
     """Return a comparison with its estimates, before the tests."""
-    table, condition, against = place
-    pairs = table.pairs(condition, against)
-    seeds = tuple(cell.seed for cell, _ in pairs) if table.paired else tuple(table.done(condition))
-    planned = {cell.seed for label in (condition, against) for cell in table.of(label)}
-    paired = list(_paired(*place, result).values())
+    results, condition, against = contrast
+    pairs = results.pairs(condition, against)
+    seeds = tuple(cell.seed for cell, _ in pairs) if results.paired else tuple(results.done(condition))
+    planned = {cell.seed for label in contrast.labels for cell in results.of(label)}
+    scores = [_aes(results, *pair) for pair in pairs]
     return Comparison(
         condition=condition,
         against=against,
-        task=table.task,
+        task=results.task,
         family=family,
         size=size,
-        alpha=table.alpha,
-        outcome=table.outcome,
+        alpha=results.alpha,
+        outcome=results.outcome,
         seeds=seeds,
-        runs=(len(table.done(condition)), len(table.done(against))),
-        paired=table.paired,
-        starts=len({cell.start for cell, _ in pairs}) if table.paired else 1,
-        left_out=tuple(sorted(planned - set(seeds))) if table.paired else (),
-        mean=_mean(place),
-        effect=statistics.effect_size(paired),
-        area=mean_estimate(list(_paired(*place, area).values())),
-        avg_tokens=mean_estimate(list(_paired(*place, length).values())),
-        aes=mean_estimate([value for cell, other in pairs if (value := _aes(table, cell, other)) is not None]),
+        runs=(len(results.done(condition)), len(results.done(against))),
+        paired=results.paired,
+        starts=len({cell.start for cell, _ in pairs}) if results.paired else 1,
+        left_out=tuple(sorted(planned - set(seeds))) if results.paired else (),
+        mean=contrast.mean,
+        effect=statistics.effect_size([*contrast.differences().values()]),
+        area=mean_estimate([*contrast.differences(area).values()]),
+        avg_tokens=mean_estimate([*contrast.differences(length).values()]),
+        aes=mean_estimate([score for score in scores if score is not None]),
     )
 
 
-def _same(place: Pairing) -> bool:
+def _same(contrast: Contrast) -> bool:
     """Return True if results, areas under the curve and tokens are equal in every seed, and the latter are known."""
-    measures = (result, area, length)
-    return bool(_paired(*place, length)) and not any(any(_paired(*place, one).values()) for one in measures)
+    measured = [contrast.differences(measure) for measure in (result, area, length)]
+    return bool(measured[-1]) and not any(any(differences.values()) for differences in measured)
 
 
-def _remarks(place: Pairing, one: Comparison, counted: Judged, with_failures: Pairing) -> dict[str, str]:
-    """Return the texts on failed runs, on a withheld verdict, and on runs without an effect."""
-    table, *pair = place
-    lost = {label: [cell for cell in table.of(label) if cell.status == "failed"] for label in pair}
+def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dict[str, str]:
+    """Return the texts on failed runs, on a withheld verdict, and on runs without an effect.
+
+    Args:
+        contrast: the comparison's data.
+        comparison: the comparison with its verdict.
+        counted: its verdict if failed runs count as the worst value.
+    """
+    results = contrast.results
+    labels = contrast.labels
+    lost = {label: [cell for cell in results.of(label) if cell.status == "failed"] for label in labels}
     texts = {"failures": "", "withheld": "", "warning": ""}
     failed = sum(map(len, lost.values()))
-    if failed and one.seeds:
-        mean = _mean(with_failures)
-        verdict = "inconclusive" if counted.kind == "open" else counted.kind
+    kind = comparison.judged.kind
+    if failed and comparison.seeds:
+        mean = contrast._replace(results=results.with_failures()).mean
         whose = " and ".join(f"{len(cells)} of {label}" for label, cells in lost.items() if cells)
         texts["failures"] = f"with the {plural(failed, 'failed run')} ({whose}) counted as the worst value seen, "
-        texts["failures"] += f"{mean.value:+.3f}: {verdict}"
-        gains = {"better": lost[pair[0]], "worse": lost[pair[1]]}.get(one.judged.kind, [*lost[pair[0]], *lost[pair[1]]])
-        if gains and one.judged.kind not in ("open", counted.kind):
+        texts["failures"] += f"{mean.value:+.3f}: {KINDS[counted.kind].words.partition(' {')[0]}"
+        # Failed runs of the condition make it look too good, and those of the other too bad.
+        doubtful = {"better": lost[labels[0]], "worse": lost[labels[1]]}.get(kind, [*lost[labels[0]], *lost[labels[1]]])
+        if doubtful and kind not in ("open", counted.kind):
             texts["withheld"] = "the failed runs decide"
-    constant = [label for label in pair if _constant(table, label)]
-    if constant and any(map(table.values, pair)):
+    constant = [label for label in labels if _constant(results, label)]
+    if constant and any(map(results.values, labels)):
         texts["warning"] = f"every seed of {' and of '.join(constant)} has the same result: the seed changes nothing"
-    if len(constant) == 2 and one.mean.value:
+    if len(constant) == 2 and comparison.mean.value:
         texts |= {"withheld": texts["warning"], "warning": ""}
-    return texts | _health(table, pair, texts["warning"])
-
-
-def _health(table: Results, pair: Sequence[str], warning: str) -> dict[str, str]:
-    """Return the texts on values of different units and on runs that trained nothing."""
-    if units := withholding.other_units(table, pair):
-        return {"withheld": units}
-    some = [warning] if warning else []
-    for label in pair:
-        count, reason = withholding.trained_nothing(table, label)
-        runs = len(table.done(label))
-        if count and count == runs:
-            return {"withheld": f"{'all ' * (runs > 1)}{plural(runs, 'run')} of {label} trained nothing: {reason}"}
-        some += [f"{count} of {runs} runs of {label} trained nothing: {reason}"] if count else []
-    return {"warning": "; ".join(some)}
+    return texts | withholding.health(results, labels, texts["warning"])
 
 
 def _constant(table: Results, condition: str) -> bool:
@@ -394,6 +308,94 @@ def _aes(table: Results, cell: Cell, base: Cell) -> float | None:
     return aes(*known)[0] if len(known) == len(measured) and table.outcome.metric == "accuracy" else None
 
 
+def _analyze_looks(tables: Sequence[Results], families: Sequence[Family]) -> Analysis:
+    """Compare at the declared looks: each comparison with the runs of the look at which it ended."""
+    first = tables[0]
+    sizes = tuple(map(len, first.looks))
+    tests = [_sequential(contrasts) for _, contrasts in families]
+    levels = statistics.nominal_levels(sizes, first.alpha)
+    ended: dict[tuple[int, int], Comparison] = {}
+    stopped: dict[tuple[str, str], int] = {}
+    passed = 0
+    while passed < len(sizes) and _complete(tables, passed, stopped):
+        look = Look(passed + 1, first.looks[passed], sizes, levels[passed], ended=True)
+        for number, (name, contrasts) in enumerate(families):
+            members = [index for index in range(len(contrasts)) if (number, index) not in ended]
+            for index, comparison in _at_look(name, contrasts, tests[number], members, look).items():
+                if comparison.kind in ("better", "worse", "equal", "not worse") or look.number == len(sizes):
+                    ended[number, index] = comparison
+        passed += 1
+        stopped |= {
+            key: sizes[passed - 1]
+            for key in _conditions(tables)
+            if key not in stopped and not _open(families, ended, *key)
+        }
+    last = min(passed, len(sizes) - 1)
+    waiting = Look(last + 1, first.looks[last], sizes, levels[last], ended=False)
+    comparisons = [
+        ended.get((number, index)) or _compared(name, contrasts, index, Judged(), first.alpha, waiting)
+        for number, (name, contrasts) in enumerate(families)
+        for index in range(len(contrasts))
+    ]
+    kept = [_used(results, stopped) for results in tables]
+    return Analysis(tuple(kept), tuple(comparisons), passed, stopped)
+
+
+def _used(results: Results, stopped: Mapping[tuple[str, str], int]) -> Results:
+    """Return the results without runs that were under way when the looks stopped their condition."""
+    order = results.looks[-1]
+    used = {label: order[: stopped.get((results.task, label), len(order))] for label in results.conditions}
+    return results.without(lambda cell: cell.seed not in used[cell.condition])
+
+
+def _sequential(contrasts: Sequence[Contrast]) -> SequentialFamily:
+    results = contrasts[0].results
+    seeds = results.looks[-1]
+    sizes = [len(look) for look in results.looks]
+    floors = [contrast.floor for contrast in contrasts]
+    return SequentialFamily(paired_matrix(contrasts, seeds), sizes, floors, seeds, results.alpha)
+
+
+def _at_look(
+    family: str, contrasts: Sequence[Contrast], tests: SequentialFamily, members: Sequence[int], look: Look
+) -> dict[int, Comparison]:
+    """Test the open comparisons of a family at a look: index -> comparison over the seeds of this look."""
+    spent = statistics.spending(look.sizes, contrasts[0].results.alpha)[look.number - 1]
+    corrected = tests.test(look.number - 1, members)
+    alone = {index: tests.test(look.number - 1, [index])[index] for index in corrected}
+    tested = [
+        Tested("exact", alone[index], corrected[index]) if index in corrected else Tested()
+        for index in range(len(contrasts))
+    ]
+    of_look = [contrast.of_seeds(look.seeds) for contrast in contrasts]
+    judged = judge(of_look, tested, spent, look.level)
+    return {index: _compared(family, of_look, index, judged[index], spent, look) for index in members}
+
+
+def _complete(tables: Sequence[Results], look: int, stopped: Mapping[tuple[str, str], int]) -> bool:
+    """Return True if every run of a look has ended, except for those of conditions that an earlier look stopped."""
+    seeds = {*tables[0].looks[look]}
+    return all(
+        cell.ended
+        for results in tables
+        for cell in results.runs
+        if cell.seed in seeds and (results.task, cell.condition) not in stopped
+    )
+
+
+def _conditions(tables: Sequence[Results]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((results.task, label) for results in tables for label in results.conditions))
+
+
+def _open(families: Sequence[Family], ended: Mapping[tuple[int, int], Comparison], task: str, label: str) -> bool:
+    """Return True if a comparison that needs further runs of a condition has not ended; the mean needs every task."""
+    return any(
+        label in contrast.labels and contrast.results.task in (task, ALL_TASKS) and (number, index) not in ended
+        for number, (_, contrasts) in enumerate(families)
+        for index, contrast in enumerate(contrasts)
+    )
+
+
 def average(table: Results, condition: str, measure: Measure = result) -> Estimate:
     """Mean of a measure over the finished runs of a condition, with its 95% t interval; NaN if no run has it."""
     values = [measure(cell) for cell in table.done(condition).values()]
@@ -402,7 +404,7 @@ def average(table: Results, condition: str, measure: Measure = result) -> Estima
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
     """Return the mean with its 95% t interval; NaN if there is no value, or one that is not known."""
-    return mean_of(values).interval if values and all(map(math.isfinite, values)) else NOTHING
+    return mean_of(values).interval() if values and all(map(math.isfinite, values)) else NOTHING
 
 
 def claims(analysis: Analysis) -> dict[str, bool]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from retrain.campaign.verdict.analysis import Comparison, mean_estimate
+from retrain.campaign.verdict.judging import Look
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import drawn_range
 from retrain.campaign.verdict.statistics import Estimate
@@ -59,12 +60,23 @@ def forest_row(one: Comparison, of: Range) -> str:
         low, high = (min(max(_across(end, of), _PAD), _WIDE - _PAD) for end in (-margin, margin))
         parts.append(f'<rect class="margin" x="{low:.1f}" y="0" width="{high - low:.1f}" height="{_ROW}"/>')
     parts.append(line("zero", (zero, 0), (zero, _ROW)))
+    if one.look:
+        parts.append(_looks(one.look, kind.css))
     if math.isfinite(one.difference.low):
         low, high = (_across(_clip(of, end), of) for end in (one.difference.low, one.difference.high))
         parts.append(line(f"{kind.css} whisker", (low, middle), (high, middle)))
     if math.isfinite(one.difference.value):
         parts.append(_shape(kind, (_across(_clip(of, one.difference.value), of), middle)))
     return _forest(_ROW, "".join(parts))
+
+
+def _looks(look: Look, css: str) -> str:
+    """Draw the looks as ticks below an interval, at their shares of the seeds, and the seeds that were needed."""
+    bottom = _ROW - 2
+    ends = [_PAD + (_WIDE - 2 * _PAD) * size / look.sizes[-1] for size in look.sizes]
+    reached = ends[look.number - 1] if look.ended else (ends[look.number - 2] if look.number > 1 else _PAD)
+    ticks_of_looks = "".join(line("axis", (end, bottom - 4), (end, bottom)) for end in ends)
+    return ticks_of_looks + line(f"{css} whisker", (_PAD, bottom), (reached, bottom))
 
 
 def _shape(kind: KindStyle, place: Point) -> str:

@@ -5,7 +5,7 @@ A failed, missing or unfinished cell stays in the table with its reason; it has 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +39,7 @@ class Cell:
         spent: cumulative rollouts, tokens and seconds after 0, 1, 2, ... steps.
         host, attempts: machine that ran it, and number of starts.
         start: index of its warm start.
+        ended: True if a campaign has recorded its end; it gets no further attempt.
         no_update: why no step of the run changed a weight; "" if one did, or if it is not known.
         findings: names of what the run says is wrong with it.
     """
@@ -58,6 +59,7 @@ class Cell:
     host: str = ""
     attempts: int | None = None
     start: int = 0
+    ended: bool = False
     no_update: str = ""
     findings: tuple[str, ...] = ()
 
@@ -131,6 +133,8 @@ class Results:
         one_start: True if all runs begin from one warm start.
         paired: True if runs of one seed are a pair.
         with_result: verb for runs with a result: "finished", or "have a result" if their planned length is unknown.
+        looks: seeds of each declared look, in the order in which they run; empty without looks.
+        late: sentences about looks that were declared or seeds that were added after runs had started.
         units: why values of several tasks have no mean; "" if they have.
         steps_note: sentences about the step at which runs of different lengths are compared; "" for equal lengths.
     """
@@ -150,6 +154,8 @@ class Results:
     one_start: bool = False
     paired: bool = True
     with_result: str = "finished"
+    looks: tuple[tuple[int, ...], ...] = ()
+    late: str = ""
     units: str = ""
     steps_note: str = ""
 
@@ -196,6 +202,14 @@ class Results:
     def lost(self) -> list[Cell]:
         """Cells that failed, are missing or unfinished."""
         return [cell for cell in self.runs if not cell.done]
+
+    def without(self, dropped: Callable[[Cell], bool]) -> Results:
+        """Return the results without some cells."""
+        return replace(self, cells={place: cell for place, cell in self.cells.items() if not dropped(cell)})
+
+    def of_seeds(self, seeds: Collection[int]) -> Results:
+        """Return the results of some seeds."""
+        return self.without(lambda cell: cell.seed not in seeds)
 
     def with_failures(self) -> Results:
         """Return the table with every failed run counted as the worst value that any run has."""

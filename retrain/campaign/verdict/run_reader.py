@@ -64,6 +64,8 @@ def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = Non
         return results_of(name, cells, alpha=plan.alpha, outcome=outcome)
     facts = plan.model_dump(include={"baseline", "alpha", "ladder", "controls"}) | {"task": task}
     name = f"{name}: {task}" if task else name
+    sizes: tuple[int, ...] = getattr(plan, "look_sizes", ())
+    facts["looks"] = tuple(tuple(seeds[:size]) for size in sizes)
     results = results_of(name, cells, outcome=outcome, declared=declaration(plan), **facts)
     warmed = bool(configuration(results).get("warmup", {}).get("steps"))
     return replace(results, one_start=warmed and results.starts == 1)
@@ -128,6 +130,7 @@ def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
         spent=tuple(zip(*spent, strict=True)),
         host=str(ended.get("host") or ""),
         attempts=ended.get("attempts"),
+        ended=bool(ended),
         no_update=findings.get("no_update", "no step changed the weights") if idle else "",
         findings=tuple(findings),
     )

@@ -63,6 +63,8 @@ def _counted(comparisons: Sequence[Comparison]) -> str:
 def short(comparison: Comparison) -> str:
     """Return the verdict in a few words: `worse (t test)`, `equal within 0.02`, `inconclusive`."""
     test = comparison.judged.test
+    if comparison.look and not comparison.look.ended and not comparison.withheld:
+        return "continues"
     if comparison.withheld or (comparison.kind == "open" and not test):
         return "no verdict" if comparison.seeds else "no pair"
     words = KINDS[comparison.kind].words.format(margin=f"{comparison.outcome.margin or 0:g}")
@@ -77,7 +79,8 @@ def sentence(comparison: Comparison) -> str:
     if not comparison.seeds:
         return f"{title(comparison)}: no seed has a result in both."
     unit = f" {comparison.outcome.metric} ({comparison.outcome.direction})"
-    numbers = f"{estimate(comparison.difference, '+.3f', unit)}, {seeds(comparison)}"
+    level = comparison.look.level if comparison.look else statistics.LEVEL
+    numbers = f"{estimate(comparison.difference, '+.3f', unit, level)}, {seeds(comparison)}"
     return f"{title(comparison)}: {numbers}: {conclusion(comparison)}."
 
 
@@ -125,9 +128,9 @@ def _tested(comparison: Comparison) -> list[str]:
         return []
     corrected = "corrected " * (comparison.size > 1)
     if comparison.kind == "equal":
-        return [f"two one-sided t tests, {corrected}p {p_value(judged.equality)}"]
+        return [f"two one-sided t tests, {corrected}p {p_value(judged.equality)}", *_stopped(comparison)]
     if comparison.kind == "not worse":
-        return [f"one-sided t test, {corrected}p {p_value(judged.not_worse)}"]
+        return [f"one-sided t test, {corrected}p {p_value(judged.not_worse)}", *_stopped(comparison)]
     test = "" if judged.test == "exact" else f"{judged.test}, "
     if comparison.family == "primary":
         test = f"tested alone, as declared; {test}"
@@ -136,7 +139,15 @@ def _tested(comparison: Comparison) -> list[str]:
         parts.append("of these two models, not of the methods")
     if judged.test.endswith("t test") and comparison.kind in ("better", "worse"):
         parts.append(_assumption(comparison))
-    return parts
+    return [*parts, *_stopped(comparison)]
+
+
+def _stopped(comparison: Comparison) -> list[str]:
+    """Return the look at which a comparison ended before the last seed."""
+    look = comparison.look
+    if look is None or not look.ended or look.number == len(look.sizes):
+        return []
+    return [f"stopped at {len(look.seeds)} of {look.sizes[-1]} seeds by the declared looks"]
 
 
 def _assumption(comparison: Comparison) -> str:
@@ -179,6 +190,8 @@ def _open_reasons(comparison: Comparison) -> list[str]:
     """Return what would make an open comparison conclusive."""
     if comparison.kind != "open" or not comparison.seeds:
         return []
+    if (look := comparison.look) and not look.ended:
+        return [f"look {look.number} of {len(look.sizes)} waits for {len(look.seeds)} of {look.sizes[-1]} seeds"]
     if not comparison.judged.test:
         needed = f"{plural(comparison.count, _unit(comparison))}, a verdict needs {statistics.MIN_SEEDS}"
         return [needed if comparison.paired else "a verdict needs 2 runs of each"]
@@ -343,6 +356,7 @@ def circumstances(analysis: Analysis) -> list[str]:
     """Return sentences on the declaration, and on the step at which runs are compared."""
     declared = [analysis.first.declared.sentence] if analysis.first.declared else []
     steps = [(results.task, results.steps_note) for results in analysis.main if results.steps_note]
+    declared += [analysis.first.late] if analysis.first.late else []
     return [*declared, *(f"{task}: {note}" if task else note for task, note in steps)]
 
 
@@ -390,7 +404,14 @@ def note(analysis: Analysis) -> str:
         named = ", ".join(TITLES[name].lower() for name in families)
         claim += f"; there are {len(families)} families ({named})"
     start = " All runs use one warm start, so the findings hold for this start only." if first.one_start else ""
-    return f"{tests}{claim}. 95% CIs are t intervals, uncorrected.{start}"
+    intervals = "95% CIs are t intervals, uncorrected."
+    if first.looks:
+        sizes = tuple(map(len, first.looks))
+        levels = zip(sizes, statistics.nominal_levels(sizes, first.alpha), strict=True)
+        intervals = "Comparisons end at the declared looks; CIs are t intervals at the level of the look: "
+        intervals += ", ".join(f"{100 - 100 * level:.1f}% at {size} seeds" for size, level in levels)
+        intervals += ". An effect that stopped early is overestimated."
+    return f"{tests}{claim}. {intervals}{start}"
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
@@ -442,7 +463,7 @@ def p_value(p: float) -> str:
     return f"= {p:.2f}".replace("0.", ".").replace("1.00", "1") if p >= 0.1 else f"= {p:.2g}".replace("0.", ".")
 
 
-def estimate(value: Estimate, form: str, unit: str = "") -> str:
+def estimate(value: Estimate, form: str, unit: str = "", level: float = statistics.LEVEL) -> str:
     """Format an estimate for a table, or with a unit for a sentence.
 
     `0.512 [0.480, 0.541]`; with a unit `+0.512 accuracy, 95% CI [+0.480, +0.541]`; without an interval `0.512`; without
@@ -450,7 +471,7 @@ def estimate(value: Estimate, form: str, unit: str = "") -> str:
     """
     if math.isnan(value.value):
         return "-"
-    label = ", 95% CI" if unit else ""
+    label = f", {float(f'{100 - 100 * level:.1f}'):g}% CI" if unit else ""
     interval = "" if math.isnan(value.low) else f"{label} [{value.low:{form}}, {value.high:{form}}]"
     return f"{value.value:{form}}{unit}{interval}"
 

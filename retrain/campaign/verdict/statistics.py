@@ -86,12 +86,11 @@ class Mean(NamedTuple):
     error: float
     dof: float
 
-    @property
-    def interval(self) -> Estimate:
-        """The mean with its 95% t interval: mean -+ t(0.975; dof) * error."""
+    def interval(self, level: float = LEVEL) -> Estimate:
+        """Return the mean with its t interval, by default that of 95%: mean -+ t(1 - level / 2; dof) * error."""
         from scipy.special import stdtrit
 
-        half = float(stdtrit(self.dof, 1 - LEVEL / 2)) * self.error if self.error >= 0 else math.nan
+        half = float(stdtrit(self.dof, 1 - level / 2)) * self.error if self.error >= 0 else math.nan
         return Estimate(self.value, self.value - half, self.value + half)
 
     def p_not_above(self, bound: float) -> float:
@@ -147,6 +146,120 @@ def welch(values: Sequence[float], others: Sequence[float], floor: float = 0.0) 
         return Mean(left.value - right.value, math.nan, 0)
     dof = (a + b) ** 2 / (a**2 / left.dof + b**2 / right.dof) if a + b else left.dof + right.dof
     return Mean(left.value - right.value, math.sqrt(a + b), dof)
+
+
+def spending(sizes: Sequence[int], alpha: float = LEVEL) -> tuple[float, ...]:
+    """Share of alpha that is spent by each look at `sizes` seeds: alpha ln(1 + (e - 1) n_k / n_K).
+
+    References: Lan & DeMets, Discrete Sequential Boundaries for Clinical Trials (1983).
+    """
+    return tuple(alpha * math.log(1 + (math.e - 1) * size / sizes[-1]) for size in sizes)
+
+
+@cache
+def nominal_levels(sizes: tuple[int, ...], alpha: float = LEVEL) -> tuple[float, ...]:
+    """Levels of the intervals of each look, of which all contain the true mean with probability 1 - alpha.
+
+    A mean over more and more seeds is a Brownian motion. Look k is crossed, by motions that crossed no earlier look,
+    with the probability that its spending allows; the density of those that remain is propagated on a grid.
+    """
+    from scipy.special import ndtr
+
+    width = 9 * math.sqrt(sizes[-1])
+    position = np.linspace(-width, width, 2001)
+    mass = np.where(position == 0, 1.0, 0.0)
+    levels: list[float] = []
+    before = 0.0
+    for size, last, spent in zip(sizes, (0, *sizes), spending(sizes, alpha), strict=False):
+        step = np.exp(-((position[:, None] - position) ** 2) / (2 * (size - last)))
+        mass = step @ mass * (position[1] - position[0]) / math.sqrt(2 * math.pi * (size - last))
+        mass *= 1 / (position[1] - position[0]) if last == 0 else 1.0  # from a point to a density
+        outward = np.argsort(-np.abs(position))
+        beyond = np.cumsum(mass[outward]) * (position[1] - position[0])
+        bound = float(np.interp(spent - before, beyond, np.abs(position)[outward]))
+        mass[np.abs(position) >= bound] = 0.0
+        levels.append(2 * float(ndtr(-bound / math.sqrt(size))))
+        before = spent
+    return tuple(levels)
+
+
+class SequentialFamily:
+    """The comparisons of one family under a declared sequential design.
+
+    The sign vectors s are those of all declared seeds. Look k tests T_jk(s), the statistic of comparison j over the
+    first n_k seeds. Its bound is the smallest c for which the share of vectors with max_j T_jk >= c, among those that
+    crossed no earlier bound, fits into what is left of the spending. The maximum is over the comparisons that are still
+    open, so each that ends lowers the bounds of the others. For one look this is the step-down max-t test.
+
+    Args:
+        paired: [m, n] differences, columns in the order of the declared seeds; NaN where a pair is missing.
+        sizes: numbers of seeds of the looks; the last is n.
+        floors: [m], least standard deviations.
+        seeds: the declared seeds, from which sign vectors are drawn where they are not enumerated.
+        alpha: family-wise level.
+        draws: number of sign vectors that are drawn.
+    """
+
+    def __init__(
+        self,
+        paired: Any,
+        sizes: Sequence[int],
+        floors: Sequence[float],
+        seeds: Sequence[int],
+        alpha: float = LEVEL,
+        draws: int = _DRAWS,
+    ) -> None:
+        data = np.atleast_2d(np.asarray(paired, dtype=np.float64))
+        signs = _signs(sizes[-1], seeds, draws)
+        self._spent = spending(sizes, alpha)
+        self._evidence = [_evidence(data[:, :size], np.asarray(floors), signs[:, :size]) for size in sizes]
+        counts = [(~np.isnan(data[:, :size])).sum(axis=1) for size in sizes]
+        self._enters = [count >= min_seeds_for_exact_test(alpha) for count in counts]
+
+    def test(self, look: int, members: Sequence[int]) -> dict[int, float]:
+        """Return the corrected p-value of each open comparison at a look, at most alpha if it crosses a bound.
+
+        Args:
+            look: index of the look, counted from 0; the runs of this look and of earlier ones are complete.
+            members: indices of the open comparisons. Those with too few pairs for the exact test have no value.
+        """
+        p: dict[int, float] = {}
+        remaining = [index for index in members if self._enters[look][index]]
+        highest = 0.0
+        while remaining:
+            values = {index: self._stage_p(look, remaining, index) for index in remaining}
+            crossed = [index for index in remaining if values[index] <= self._spent[look]]
+            for index in crossed or remaining:
+                highest = max(highest, values[index])
+                p[index] = max(highest, values[index]) if crossed else max(values[index], highest)
+            if not crossed:
+                break
+            remaining = [index for index in remaining if index not in crossed]
+        return p
+
+    def _stage_p(self, look: int, members: Sequence[int], index: int) -> float:
+        """Return the share of sign vectors that cross a bound before this look, or are as extreme as observed at it."""
+        alive = np.ones(len(self._evidence[0]), dtype=bool)
+        p = 1.0
+        for number in range(look + 1):
+            entered = [each for each in members if self._enters[number][each]]
+            if not entered:
+                continue
+            highest = self._evidence[number][:, entered].max(axis=1)
+            dead = 1 - float(alive.mean())
+            if self._enters[number][index]:
+                observed = self._evidence[number][0, index]
+                p = dead + float((alive & (highest >= observed * (1 - _TIE) - _TIE)).mean()) if observed > 0 else 1.0
+                if p <= self._spent[number]:
+                    return p
+            # The vectors with the highest values cross this look, as many as the spending allows; ties cross together.
+            allowed = self._spent[number] - dead
+            ordered = np.sort(highest[alive])[::-1]
+            count = int(allowed * len(alive) + _TIE)
+            if count < len(ordered):
+                bound = ordered[count] * (1 + _TIE) + _TIE
+                alive &= highest <= bound
+        return p
 
 
 def unpaired_tests(values: Sequence[tuple[Sequence[float], Sequence[float]]], floors: Sequence[float]) -> list[Tested]:
@@ -229,11 +342,17 @@ def _evidence(paired: Array, floor: Any, signs: Array) -> Array:
         return -np.log(2 * stdtr(np.maximum(counts - 1, 1), -t))
 
 
-def _signs(count: int) -> Array:
-    """Return sign vectors [k, count], the identity first; half of all suffice, because |t(-s)| = |t(s)|."""
+def _signs(count: int, seeds: Sequence[int] = (0,), most: int = _DRAWS) -> Array:
+    """Return sign vectors [k, count], the identity first; half of all suffice, because |t(-s)| = |t(s)|.
+
+    Args:
+        count: number of seeds or warm starts.
+        seeds: seeds of the generator that draws them where they are not enumerated.
+        most: number of vectors that are drawn.
+    """
     if count <= MAX_ENUMERATED_SEEDS:
         return 1.0 - 2.0 * ((np.arange(2 ** max(0, count - 1))[:, None] >> np.arange(count)) & 1)
-    drawn = np.random.default_rng(0).choice([-1.0, 1.0], size=(_DRAWS, count))
+    drawn = np.random.default_rng(seeds).choice([-1.0, 1.0], size=(most, count))
     drawn[0] = 1.0
     return drawn
 
@@ -275,6 +394,14 @@ def mcnemar(values: Sequence[float], others: Sequence[float]) -> float:
     change = _finite(values) - _finite(others)
     differ = int((change != 0).sum())
     return float(binomtest(int((change > 0).sum()), differ, 0.5).pvalue) if differ else 1.0
+
+
+def problem_test(values: Sequence[float], others: Sequence[float], size: int) -> Tested:
+    """Test two models by the same problems, right or wrong; no test for other values, or fewer than two problems."""
+    if len(values) < 2 or not {*values, *others} <= {0.0, 1.0}:
+        return Tested()
+    p = mcnemar(values, others)
+    return Tested("McNemar", p, min(1.0, size * p))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.campaign.verdict import figures, run_facts, sentences
-from retrain.campaign.verdict.analysis import (
-    NOTHING,
-    Analysis,
-    Comparison,
-    analyze,
-    area,
-    average,
-    length,
-    mean_estimate,
-)
+from retrain.campaign.verdict.analysis import NOTHING, Analysis, Comparison, analyze, average, mean_estimate
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
+from retrain.campaign.verdict.judging import area, length
 from retrain.campaign.verdict.premises import Premises, premises_of
 from retrain.campaign.verdict.results import SPENT, Cell, Results
 from retrain.campaign.verdict.run_reader import read_campaign, read_campaign_tables

@@ -16,6 +16,20 @@ _NAMED = 3
 """Largest number of runs of a condition that a sentence names."""
 
 
+def health(results: Results, conditions: Sequence[str], warning: str) -> dict[str, str]:
+    """Return why a verdict is withheld, or a warning about some of its runs."""
+    if reason := results.units or other_units(results, conditions):
+        return {"withheld": reason}
+    some = [warning] if warning else []
+    for label in conditions:
+        count, reason = trained_nothing(results, label)
+        runs = len(results.done(label))
+        if count and count == runs:
+            return {"withheld": f"{'all ' * (runs > 1)}{plural(runs, 'run')} of {label} trained nothing: {reason}"}
+        some += [f"{count} of {runs} runs of {label} trained nothing: {reason}"] if count else []
+    return {"warning": "; ".join(some)}
+
+
 def trained_nothing(results: Results, condition: str) -> tuple[int, str]:
     """Return the number of a condition's runs that trained nothing, and the reason of the first."""
     reasons = [reason for cell in results.done(condition).values() if (reason := _no_training(results, cell))]

@@ -8,6 +8,7 @@ import pytest
 
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import analyze, average, claims, compare, mean_estimate
+from retrain.campaign.verdict.judging import Contrast
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import (
     as_json,
@@ -72,7 +73,7 @@ def test_a_comparison_equals_the_reference(results):
     found = [one for one in analyze([results]).comparisons if one.family == "baseline"]
     seeds = [seed for seed in range(10) if seed not in (3, 9)]  # complete in every condition
     complete = replace(results, cells={key: cell for key, cell in results.cells.items() if key[1] in seeds})
-    found = compare([(complete, one.condition, one.against) for one in found], "baseline")
+    found = compare([Contrast(complete, one.condition, one.against) for one in found], "baseline")
     pairs = [
         [results.done(one.condition)[seed].result - results.done(one.against)[seed].result for seed in seeds]
         for one in found

@@ -95,7 +95,7 @@ def test_numbers_are_those_of_the_tables(directory):
     assert [one.judged.corrected for one in found] == max_t(pairs, [0.5 / 512] * 3)
     assert {one.size for one in found} == {3}
     assert pooled.difference == pytest.approx(
-        mean_of([float(np.mean(row)) for row in zip(*pairs, strict=True)]).interval
+        mean_of([float(np.mean(row)) for row in zip(*pairs, strict=True)]).interval()
     )
     assert (pooled.family, pooled.size) == ("pooled", 1)
 

@@ -6,9 +6,10 @@ import math
 
 import pytest
 
+from retrain.campaign import comparison
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.verdict import comparison
 from retrain.campaign.verdict.analysis import analyze, compare
+from retrain.campaign.verdict.judging import Contrast
 from retrain.campaign.verdict.results import Cell
 from retrain.campaign.verdict.run_facts import row, write_tables
 from retrain.campaign.verdict.run_reader import read_campaign, read_campaign_tables, read_runs
@@ -176,7 +177,7 @@ def test_a_run_with_a_number_that_is_not_finite_has_no_result(tmp_path, file, ke
     cell = read_campaign(tmp_path / "a").cells["maxrl", 1]
     assert (cell.status, cell.result, cell.area) == ("failed", None, None)
     assert cell.reason == f"{file}: {key} of step {rows[0]['step']} is {value}"
-    (compared,) = compare([(read_campaign(tmp_path / "a"), "maxrl", "grpo")], "baseline")
+    (compared,) = compare([Contrast(read_campaign(tmp_path / "a"), "maxrl", "grpo")], "baseline")
     assert compared.left_out == (1,)
     assert 0 < compared.judged.p <= 1
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from retrain.campaign import comparison
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.verdict import comparison, sentences, verdict_page
+from retrain.campaign.verdict import sentences, verdict_page
 from retrain.campaign.verdict.results_file import only_metric, read_results_file
 from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.errors import ConfigError, DataError

@@ -24,7 +24,7 @@ def test_a_hand_worked_example():
     # and each with all signs turned, are 6 of the 16 patterns.
     assert statistics.max_t([[0.01, 0.02, 0.03, -0.01]]) == [6 / 16]
     assert statistics.holm([0.01, 0.04, 0.03]) == close([0.03, 0.06, 0.06])
-    assert mean_of([1.0, 2.0, 3.0]).interval == close((2, 2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
+    assert mean_of([1.0, 2.0, 3.0]).interval() == close((2, 2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
     assert [statistics.min_seeds_for_exact_test(alpha) for alpha in (0.05, 0.1, 0.0625, 0.01)] == [6, 5, 5, 8]
 
 
@@ -32,7 +32,7 @@ def test_a_hand_worked_example():
 @given(samples, samples)
 def test_formulas_equal_the_reference(left, right):
     assert statistics.max_t([left]) == close([reference.sign_flip(left) if any(left) else 1.0])
-    assert mean_of(left).interval[1:] == close(reference.t_interval(left), abs=1e-9)
+    assert mean_of(left).interval()[1:] == close(reference.t_interval(left), abs=1e-9)
     if np.std(left) > 1e-6:
         assert statistics.effect_size(left) == close(reference.hedges(left), rel=1e-9)
         assert mean_of(left).p == close(stats.ttest_1samp(left, 0)[1], abs=1e-9)
@@ -125,7 +125,7 @@ def test_unpaired_runs_have_welchs_t_test_corrected_for_the_family():
         (list(rng.normal(mean, sd, n)), list(rng.normal(0, 1, 4))) for mean, sd, n in ((3, 1, 12), (0, 9, 2), (0, 1, 1))
     ]
     tested = statistics.unpaired_tests(sides, [0.0] * 3)
-    alone = [float(stats.ttest_ind(*both, equal_var=False).pvalue) for both in sides[:2]]
+    alone = [float(stats.ttest_ind(*both, equal_var=False)[1]) for both in sides[:2]]
     assert [one.test for one in tested] == ["Welch's t test", "Welch's t test", ""]
     assert [one.p for one in tested[:2]] == close(alone)
     assert [one.corrected for one in tested[:2]] == close(reference.holm([*alone, 1.0])[:2])
@@ -184,7 +184,7 @@ def test_seeds_needed_for_a_margin_is_the_least_number_that_shows_equality():
         share = {}
         for seeds in (needed - 2, needed):
             means = [mean_of(row) for row in rng.normal(0, deviation, size=(1000, seeds))]
-            inside = [-margin < one.interval.low and one.interval.high < margin for one in means]
+            inside = [-margin < one.interval().low and one.interval().high < margin for one in means]
             share[seeds] = np.mean(inside)
         assert share[needed] > 0.77
         assert share[needed - 2] < 0.8
@@ -224,8 +224,8 @@ def test_ties_of_large_values_are_counted_as_in_fractions(level, seeds):
 def test_degenerate_samples():
     assert statistics.max_t([[0.0] * 8, [0.1] * 8]) == [1.0, 2 / 2**8]
     assert statistics.max_t(np.empty((1, 0))) == [1.0]
-    assert math.isnan(mean_of([1.0]).interval.low)
-    assert math.isnan(mean_of([]).interval.value)
+    assert math.isnan(mean_of([1.0]).interval().low)
+    assert math.isnan(mean_of([]).interval().value)
     assert mean_of([1.0]).p == mean_of([]).p == 1.0
     assert Mean(0.1, 0.0, 7).p == 0.0
     assert mean_of([0.1] * 8, floor=0.01).error == 0.01 / 8**0.5, "the resolution of the metric is the least spread"

@@ -5,7 +5,8 @@ from typing import get_args
 
 import pytest
 
-from retrain.campaign.verdict.analysis import Analysis, Judged, analyze, claims
+from retrain.campaign.verdict.analysis import Analysis, analyze, claims
+from retrain.campaign.verdict.judging import Judged
 from retrain.campaign.verdict.sentences import as_json, text
 from retrain.campaign.verdict.verdict_kinds import KINDS, VerdictKind
 from retrain.campaign.verdict.verdict_page import exported, paper, render

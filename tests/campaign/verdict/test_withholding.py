@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from retrain.campaign.verdict import comparison, sentences, verdict_page
+from retrain.campaign import comparison
+from retrain.campaign.verdict import sentences, verdict_page
 from retrain.campaign.verdict.verdict_page import write_report
 from retrain.errors import ConfigError
 from tests.campaign.tables import write_campaign
