@@ -31,8 +31,6 @@ _BLANK = {"", "-", "null", "none", "na", "n/a", "#n/a", "<na>"}
 """Texts of a cell without a measurement, in lower case."""
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
-_ALMOST = re.compile(r"[-+]?[0-9]*(?:[.,]?[0-9]+)(?:,[0-9]+)*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)? ?%?")
-"""Number, possibly with a percent sign, a decimal comma or separators of thousands, which are errors."""
 _NUMBER_FIX = "write a number as 0.40 or 1400, without % or separators, or leave the cell blank if nothing was measured"
 _RECIPES = "docs/compare.md has recipes that make such a table of the files of TRL, verl, prime-rl and W&B"
 _LIMIT = 1e15
@@ -135,7 +133,7 @@ def only_metric(rows: Sequence[ResultRow]) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise DataError(_no_metric(rows))
+        raise DataError(f"{rows[0].line}: no column holds numbers: add one with the results; {_NUMBER_FIX}")
     problem = f"there are several metrics: {', '.join(names[:30])}"
     raise ConfigError.at(rows[0].line, "--metric", problem, "choose one of them")
 
@@ -146,30 +144,13 @@ def metrics(rows: Sequence[ResultRow]) -> list[str]:
         name
         for row in rows
         for name, value in row.metrics.items()
-        if name.lower() not in _NO_METRIC and _like_number(value)
+        if name.lower() not in _NO_METRIC and not isinstance(value, bool) and _NUMBER.fullmatch(str(value).strip())
     )
     return sorted(numeric, key=lambda name: _RESULT.search(name) is None)
 
 
-def _no_metric(rows: Sequence[ResultRow]) -> str:
-    """Describe rows without a metric by the first cell that is not a number."""
-    cells = ((row.line, *cell) for row in rows for cell in row.metrics.items() if cell[0].lower() not in _NO_METRIC)
-    for line, name, value in cells:
-        if not _blank(value):
-            return f"{line}: no row has a metric: {name} is {str(value).strip()[:50]!r}, not a number; {_NUMBER_FIX}"
-    return f"{rows[0].line}: no row has a metric; add a column with the results"
-
-
 def _blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value.strip().lower() in _BLANK)
-
-
-def _like_number(value: Any) -> bool:
-    """Return True for a number, NaN, and a text that is meant as a number."""
-    if isinstance(value, str):
-        text = value.strip()
-        return bool(_ALMOST.fullmatch(text) or _NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text))
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _csv_rows(file: Path) -> Iterable[tuple[str, Any]]:
