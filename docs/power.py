@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.campaign.verdict.statistics import LEVEL, holm, max_t, mean_of, paired_tests
+from retrain.campaign.verdict.statistics import LEVEL, holm, max_t, mean_of, paired_tests, unpaired_tests
 from retrain.report.charts import Axes, polyline, svg
 from retrain.report.exported_figures import Drawing, standalone
 
@@ -79,6 +79,17 @@ UNEVEN = (
 """Families of section "Simulations": what it is, pairs of each method, effects in sd."""
 
 
+UNPAIRED = (((12, 0.01), (4, 0.05)), ((20, 0.01), (5, 0.05)), ((8, 0.01), (4, 0.05)), ((6, 0.01), (6, 0.05)))
+"""Runs and standard deviation of two conditions without a difference."""
+
+
+def unpaired(first: tuple[int, float], second: tuple[int, float], tables: int) -> float:
+    """Share of pairs of conditions without a difference, whose runs do not pair, that have a claim."""
+    rng = np.random.default_rng([first[0], second[0]])
+    values = [[rng.normal(0.5, sd, runs).tolist() for runs, sd in (first, second)] for _ in range(tables)]
+    return float(np.mean([unpaired_tests([(left, right)], [0.0])[0].corrected <= LEVEL for left, right in values]))
+
+
 def claimed_by_holm(paired: Any) -> list[bool]:
     """Return for each comparison if it is significant by Holm's correction of exact sign-flip p-values."""
     return [p <= 0.05 for p in holm([max_t([row])[0] for row in paired])]
@@ -140,6 +151,10 @@ if __name__ == "__main__":
     for name, pairs, effects in UNEVEN:
         named, false = (f"{share:.3f}".replace("0.", ".") for share in uneven(pairs, effects, count))
         print(f"| {name} | {named if effects[0] else '-'} | {false if 0 in effects else '-'} |")
+    print("| unpaired runs (sd) | false claims |\n|---|---|")
+    for first, second in UNPAIRED:
+        share = f"{unpaired(first, second, count):.3f}".replace("0.", ".", 1)
+        print(f"| {first[0]} ({first[1]}) against {second[0]} ({second[1]}) | {share} |")
     found = {(m, n): power_of(m, n, count) for m in SIZES for n in SEEDS}
     for which, name in enumerate(("verdicts", "Holm over exact p")):
         rows = {f"{name}, family of {m}": [found[m, n][which] for n in SEEDS] for m in SIZES}
