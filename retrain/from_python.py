@@ -92,11 +92,12 @@ class CampaignResult:
     failed: bool
 
     def runs(self) -> list[Run]:
-        """Return all runs: those of the first seed come before those of the second."""
+        """Return the runs, without those that looks have saved: those of the first seed before those of the second."""
+        from retrain.campaign.schedule import Schedule
         from retrain.campaign.work.campaign_directory import CampaignDirectory
 
         campaign = CampaignDirectory(self.path)
-        return [Run(campaign.run(job)) for job in campaign.jobs]
+        return [Run(campaign.run(job)) for job in Schedule(campaign).needed()]
 
 
 @contextmanager

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from retrain import registry
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import Job
+from retrain.campaign.schedule import Schedule
 from retrain.campaign.work import run_process
 from retrain.campaign.work.campaign_directory import CampaignDirectory, create
-from retrain.campaign.work.campaign_worker import machine_slots
+from retrain.campaign.work.campaign_worker import Worker, machine_slots
+from retrain.errors import Preempted
 from retrain.run.stop_signal import Stop
 from retrain.system.process import Process, end
 from retrain.types import Observer
@@ -39,20 +42,56 @@ def run_campaign(
     for job in campaign.jobs:  # a worker may have died after writing an outcome and before deleting the files
         campaign.trim(job)
     observe("campaign", {"path": campaign.path})
-    pending = campaign.pending()
-    if len(pending) < len(campaign.jobs):
-        text = f"{len(campaign.jobs) - len(pending)} of {len(campaign.jobs)} runs had already ended"
+    schedule = Schedule(campaign)
+    needed = schedule.needed()
+    if ended := len(needed) - len(schedule.due()):
+        text = f"{ended} of {len(needed)} runs had already ended"
         observe("message", {"text": text, "level": "info"})
-    if pending and registry.executor.traits_of(loaded.executor.component).local:
-        warm_start(loaded, campaign, pending, observe)
-    if pending:
-        loaded.executor.build({"campaign": campaign}).run(pending, observe)
+    warmed = set[int]()
+    while due := schedule.due():  # one round, or with looks one round for each
+        cold = [job for job in due if loaded.settings.start(job.seed) not in warmed]
+        if cold and registry.executor.traits_of(loaded.executor.component).local:
+            warm_start(loaded, campaign, cold, observe)
+            warmed |= {loaded.settings.start(job.seed) for job in cold}
+        loaded.executor.build({"campaign": campaign}).run(due, observe)
+        if any(not campaign.outcome(job) for job in due):  # an executor of the user's own gave up
+            break
+        if look := schedule.sentence():
+            observe("message", {"text": look, "level": "info"})
     return campaign
 
 
-def failed(campaign: CampaignDirectory) -> bool:
-    """Return True if at least one run of the campaign failed or has not ended."""
-    return any(campaign.outcome(job).get("status") != "done" for job in campaign.jobs)
+def work(
+    directory: Path, observe: Observer, slots: int | None = None, most_gpus: int | None = None, limit: int | None = None
+) -> bool:
+    """Execute runs of a campaign on this machine, as one of its workers.
+
+    Args:
+        directory: directory of the campaign.
+        observe: see `run_campaign`.
+        slots: number of concurrent runs; None: that of the campaign.
+        most_gpus: number of GPUs to use; None: all.
+        limit: largest number of runs to start; None: work until the campaign has ended.
+    Returns:
+        True if a run of this worker, or without a limit any run of the campaign, failed.
+    Raises:
+        Preempted: with a limit, no run is free before the next look; a batch system starts the worker again.
+    """
+    campaign = CampaignDirectory(directory)
+    observe("campaign", {"path": directory})
+    environments = machine_slots(slots or campaign.plan.slots, campaign.plan.ranks, most_gpus)
+    schedule = Schedule(campaign)
+    failures = 0
+    while (due := schedule.due()) and limit != 0:
+        worker = Worker(campaign, due, environments, observe, limit)
+        worker.run()
+        failures += worker.failures
+        if any(not campaign.outcome(job) for job in due):
+            if worker.limit == limit and schedule.waits():
+                raise Preempted("no run is free before the next look")
+            break
+        limit = worker.limit
+    return failures > 0 or (limit is None and schedule.failed())
 
 
 def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequence[Job], observe: Observer) -> None:
@@ -63,7 +102,8 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
     distinct: dict[str, Job] = {}
     configs = {condition.label: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
     for job in jobs:
-        warmup, facts = configs[job.condition].config.warmup, configs[job.condition].resolved()
+        warmup = configs[job.condition].config.warmup
+        facts = configs[job.condition].resolved()
         if warmup.steps and warmup.cache:
             parts = (loaded.settings.start(job.seed), facts["model"], facts["warmup"], facts["components"]["task"])
             distinct.setdefault(json.dumps(parts, sort_keys=True), job)

@@ -18,6 +18,7 @@ from retrain.campaign.plan.plan_file import PLAN
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import compare
 from retrain.campaign.verdict.judging import Contrast
+from retrain.campaign.verdict.looks import expected_seeds, look_levels
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train, warm_start
@@ -30,6 +31,8 @@ from retrain.system.masking import masked
 from retrain.system.process import Process, scratch_folder
 
 _PROBE_STEPS = 2
+_EFFECTS = (0.0, 1.0, 1.5, 2.0)
+"""True differences, in standard deviations of the paired difference, for which the runs of looks are estimated."""
 
 
 def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
@@ -41,12 +44,15 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     Raises:
         RetrainError: the probe failed; `exit_code` is that of its run.
     """
-    seeds, config = loaded.settings.seed_list, loaded.configs[0].config
+    seeds = loaded.settings.seed_list
+    config = loaded.configs[0].config
     variables = machine_slots(loaded.settings.slots, loaded.settings.ranks)
-    runs, slots = len(seeds) * len(loaded.conditions), len(variables)
+    runs = len(seeds) * len(loaded.conditions)
+    slots = len(variables)
     comparisons = len(loaded.conditions) - max(1, len(loaded.settings.tasks))
     first = loaded.cell_config(loaded.conditions[0], seeds[0])
     spent, reached, sizes = _probe(first, config, loaded.settings.ranks, variables[0]) if probe else ({}, None, None)
+    noise = spread(loaded, reached)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
         "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
@@ -57,11 +63,13 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "baseline": loaded.baseline,
         "seeds": seeds,
         "runs": runs,
-        "steps": sum(one.config.training.max_steps for one in loaded.configs) * len(seeds),
+        "steps": sum(condition.config.training.max_steps for condition in loaded.configs) * len(seeds),
         "evaluation": _evaluation(config),
         "executor": f"{loaded.executor.name}, {slots} at a time on this machine",
-        "power": power(loaded.settings, comparisons, spread(loaded, reached)),
+        "power": power(loaded.settings, comparisons, noise),
     }
+    if loaded.settings.look_sizes:
+        facts["looks"] = look_costs(loaded.settings, comparisons, noise)
     if memory := run_memory(loaded.configs[0], loaded.settings.ranks):
         facts["memory_mb"] = {"run": memory, "at_once": memory * min(runs, slots) * loaded.settings.ranks}
     if sizes is not None:
@@ -69,6 +77,8 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         warm_s = math.ceil((starts - 1) / slots) * spent["warm_start_s"]
         campaign_s = math.ceil(runs / slots) * spent["run_s"] + warm_s
         facts["time"] = spent | {"campaign_s": campaign_s, "warm_starts": starts}
+        for row in facts.get("looks", {}).get("expected", ()):
+            row["campaign_s"] = row["runs"] / slots * spent["run_s"] + warm_s
         facts["disk_mb"] = _disk(sizes, config, loaded.settings.keep, runs, min(runs, slots))
     return facts
 
@@ -83,7 +93,8 @@ class Sizes(NamedTuple):
         """Return the disk use of a finished run under `[campaign] keep`, in MB, without metrics and completions."""
         if keep == "metrics":
             return 0.0
-        steps, every = config.training.max_steps, config.checkpoint.every
+        steps = config.training.max_steps
+        every = config.checkpoint.every
         saved = math.ceil(steps / every) if every else 1
         newest = min(config.checkpoint.keep, saved) if keep == "all" else 0
         return self.model + self.checkpoint * (newest + (config.checkpoint.best is not None))
@@ -94,7 +105,8 @@ def _disk(sizes: Sizes, config: Config, keep: str, runs: int, at_once: int) -> d
 
     The peak is reached when all runs but the last `at_once` have finished.
     """
-    each, unfinished = sizes.left(config, keep), sizes.left(config)
+    each = sizes.left(config, keep)
+    unfinished = sizes.left(config)
     return {
         "keep": keep,
         "run": each,
@@ -181,46 +193,80 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
     """Pool the variances of the comparisons with at least two complete pairs; None without such a comparison."""
     if not (loaded.directory / PLAN).exists():
         return None
-    tables = [one for one in read_campaign_tables(loaded.directory) if one.outcome == loaded.settings.measured[0]]
-    places = [
+    tables = [table for table in read_campaign_tables(loaded.directory) if table.outcome == loaded.settings.measured[0]]
+    pairings = [
         Contrast(table, *pair)
         for table in tables
-        for pair in table.ladder or [(one, table.baseline) for one in table.conditions if one != table.baseline]
+        for pair in table.ladder or [(label, table.baseline) for label in table.conditions if label != table.baseline]
     ]
-    found = [one for one in compare(places, "baseline") if one.mean.dof > 0]
-    free = sum(one.mean.dof for one in found)
-    squares = sum(one.deviation**2 * one.mean.dof for one in found)
+    compared = [comparison for comparison in compare(pairings, "baseline") if comparison.mean.dof > 0]
+    dof = sum(comparison.mean.dof for comparison in compared)
+    squares = sum(comparison.deviation**2 * comparison.mean.dof for comparison in compared)
     # With few pairs all differences can be equal; a standard deviation of 0 would then overstate the power.
     if not squares:
         return None
-    return Spread(math.sqrt(squares / free), f"measured in {sum(one.count for one in found)} pairs of finished runs")
+    pairs = sum(comparison.count for comparison in compared)
+    return Spread(math.sqrt(squares / dof), f"measured in {pairs} pairs of finished runs")
 
 
-def power(settings: Campaign, comparisons: int, known: Spread | None) -> list[str]:
+def power(settings: Campaign, comparisons: int, noise: Spread | None) -> list[str]:
     """Describe in sentences what the seeds of a campaign can detect, by which test, and what six seeds would add.
 
     Args:
         settings: seeds, warm starts, level and outcomes.
         comparisons: number of tests that share the level `alpha`.
-        known: estimated standard deviation of the paired difference; None: only effect sizes are reported.
+        noise: estimated standard deviation of the paired difference; None: only effect sizes are reported.
     """
     starts, comparisons = settings.warm_starts, max(1, comparisons)
     count, unit = (len(settings.seed_list), "paired seed") if starts == 1 else (starts, "warm start")
     exact = statistics.min_seeds_for_exact_test(settings.alpha)
-    lines = [_detectable(settings, count, unit, comparisons, known)]
+    lines = [_detectable(settings, count, unit, comparisons, noise)]
     if count < exact:
-        lines.append(_detectable(settings, max(6, exact), unit, comparisons, known))
-    if known is not None:
-        lines.append(f"standard deviation of the paired difference: {known.sd:.3g} ({known.source})")
+        lines.append(_detectable(settings, max(6, exact), unit, comparisons, noise))
+    if noise is not None:
+        lines.append(f"standard deviation of the paired difference: {noise.sd:.3g} ({noise.source})")
     margin = settings.measured[0].margin
-    if known is not None and margin:
-        needed = statistics.seeds_needed(margin, known.sd, comparisons, settings.alpha)
+    if noise is not None and margin:
+        needed = statistics.seeds_needed(margin, noise.sd, comparisons, settings.alpha)
         shown = f"about {needed:,} {unit}s" if needed else "more than 100,000 seeds"
         lines.append(f"equality within {margin:g} is shown by {shown} in 80%, if there is no difference")
     return lines
 
 
-def _detectable(settings: Campaign, count: int, unit: str, comparisons: int, known: Spread | None) -> str:
+def look_costs(settings: Campaign, comparisons: int, noise: Spread | None) -> dict[str, Any]:
+    """Return what the first look detects, and the expected number of runs by the size of the true differences.
+
+    Args:
+        settings: a campaign with looks.
+        comparisons: number of comparisons with a baseline.
+        noise: estimated standard deviation of the paired difference; without it the margin is not simulated.
+    Returns:
+        `text`, a sentence about the looks, and `expected`, rows of `effect` in standard deviations and mean `runs`.
+    """
+    sizes = settings.look_sizes
+    margin = settings.measured[0].margin
+    margin_sd = margin / noise.sd if noise is not None and margin else None
+    baselines = max(1, len(settings.tasks))
+    expected: list[dict[str, float]] = []
+    for effect in _EFFECTS:
+        compared, baseline = expected_seeds(sizes, comparisons, settings.alpha, effect, margin_sd)
+        expected.append({"effect": effect, "runs": comparisons * compared + baselines * baseline})
+    first = statistics.detectable_effect(sizes[0], comparisons, look_levels(sizes, settings.alpha)[0])
+    size = f"{first:.2f} standard deviations"
+    size += f" ({first * noise.sd:.3g} {settings.measured[0].metric})" if noise is not None else ""
+    tested = " and ".join([*filter(None, [", ".join(map(str, sizes[:-2]))]), str(sizes[-2])])
+    text = f"tested after {tested} of {sizes[-1]} seeds; the first look detects {size} with 80% power"
+    return {"text": text, "expected": expected}
+
+
+def _expected(row: Mapping[str, float]) -> str:
+    """Return the expected number of runs, and the time if it is known, for true differences of one size."""
+    spent = f", {duration(row['campaign_s'])}" if "campaign_s" in row else ""
+    effect = f"differences of {row['effect']:g} sd" if row["effect"] else "without a difference"
+    return f"{effect}: {row['runs']:.0f} runs{spent}"
+
+
+def _detectable(settings: Campaign, count: int, unit: str, comparisons: int, noise: Spread | None) -> str:
     """Return the difference that this number of seeds detects with a power of 80 %, and the test that does."""
     seeds = plural(count, unit)
     if count < statistics.MIN_SEEDS:
@@ -229,7 +275,7 @@ def _detectable(settings: Campaign, count: int, unit: str, comparisons: int, kno
     test = "the exact max-t test" if exact else "the t test, which assumes roughly normal differences,"
     effect = statistics.detectable_effect(count, comparisons, settings.alpha)
     size = f"{effect:.2f} standard deviations of the paired difference"
-    size += f" ({effect * known.sd:.3g} {settings.measured[0].metric})" if known is not None else ""
+    size += f" ({effect * noise.sd:.3g} {settings.measured[0].metric})" if noise is not None else ""
     return f"{seeds}: {test} detects {size} with 80% power, in a family of {comparisons}"
 
 
@@ -256,11 +302,14 @@ def _probe(
         # The warm start stays in the cache, so the run or the campaign does not compute it again.
         warm = _timed(run, lambda: warm_start(run, run / "log.txt", {}, fresh_process)) if config.warmup.steps else 0.0
         wall = _timed(run, lambda: train(run, ranks, slot or {}, fresh_process))
-        metrics, evals, sizes = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"), _sizes(run)
+        metrics = read_rows(run / "metrics.jsonl")
+        evals = read_rows(run / "eval.jsonl")
+        sizes = _sizes(run)
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]
     start, each = wall - sum(steps) - sum(evaluations), max(evaluations, default=0.0)
-    count, every = config.training.max_steps, config.eval.every
+    count = config.training.max_steps
+    every = config.eval.every
     times = (2 + ((count - 1) // every if every else 0)) if count else 1
     seconds = {
         "warm_start_s": warm,
@@ -297,6 +346,10 @@ def render(facts: Mapping[str, Any]) -> str:
         f"evaluation  {facts['evaluation']}",
         *(f"power       {line}" for line in facts["power"]),
     ]
+    if looks := facts.get("looks"):
+        lines.append(f"looks       {looks['text']}")
+        lines += [f"expected    {_expected(row)}" for row in looks["expected"]]
+        lines.append(f"expected    with all seeds, as without looks: {facts['runs']} runs")
     if memory := facts.get("memory_mb"):
         lines.append(
             f"memory      about {memory['run']:,.0f} MB per run, {memory['at_once']:,.0f} MB at once; prompts need more"

@@ -70,13 +70,14 @@ def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain:
 
 def reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> tuple[Report, bool]:
     """Run a campaign with its display, and write its report; return it, and True if a run has no result."""
-    from retrain.campaign.driver import failed, run_campaign
+    from retrain.campaign.driver import run_campaign
+    from retrain.campaign.schedule import Schedule
     from retrain.campaign.verdict.verdict_page import write_report
     from retrain.cli.campaign_display import matrix
 
     with matrix(plain=plain) as observe:
         directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    return write_report(directory.path), failed(directory)
+    return write_report(directory.path), Schedule(directory).failed()
 
 
 @contextmanager
@@ -85,10 +86,10 @@ def continuation(path: Path) -> Generator[None]:
     try:
         yield
     except (KeyboardInterrupt, Preempted) as stopped:
-        from retrain.campaign.work.progress import Progress
+        from retrain.campaign.schedule import Status
 
         with suppress(RetrainError):  # a signal before the plan was written
-            facts = Progress(path).facts()
+            facts = Status(path).facts()
             # --fresh would delete what is done.
             command = shlex.join(["retrain", *(word for word in sys.argv[1:] if word != "--fresh")])
             stopped.add_note(f"{facts['done']} of {facts['total']} runs are done; continue with: {command}")
@@ -106,21 +107,15 @@ def worker(
 ) -> None:
     """Join a campaign: execute its runs, including those of dead workers, until all are done.
 
-    Exit codes: 0 all runs are done, 1 some failed, 6 the campaign cannot be written, 75 stopped by SIGTERM,
-    130 by Ctrl-C.
+    Exit codes: 0 all runs are done, 1 some failed, 6 the campaign cannot be written, 75 stopped by SIGTERM, or with
+    --limit no run is free before the next look, 130 by Ctrl-C.
     """
-    from retrain.campaign.driver import failed
-    from retrain.campaign.work.campaign_directory import CampaignDirectory
-    from retrain.campaign.work.campaign_worker import Worker, machine_slots
+    from retrain.campaign.driver import work
     from retrain.cli.campaign_display import matrix
 
-    campaign = CampaignDirectory(directory)
     with continuation(directory), matrix(plain=plain) as observe:
-        observe("campaign", {"path": directory})
-        places = machine_slots(slots or campaign.plan.slots, campaign.plan.ranks, gpus)
-        working = Worker(campaign, campaign.pending(), places, observe, limit)
-        working.run()
-    if working.failures or (limit is None and failed(campaign)):
+        failed = work(directory, observe, slots, gpus, limit)
+    if failed:
         raise typer.Exit(1)
 
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from retrain.campaign.work.progress import Progress
+from retrain.campaign.schedule import Status
 from retrain.cli.live_screen import clock
 from retrain.cli.run_display import can_be_live
 from retrain.system.terminal import forgiving_output, say, shown
@@ -28,6 +28,7 @@ _STYLES = {
     "stopped": "magenta",
     "waiting": "dim",
     "unreadable": "red",
+    "not needed": "dim",
 }
 
 
@@ -60,21 +61,22 @@ class Matrix:
     """Live matrix of a campaign, which reads the state of each job from the campaign's files."""
 
     def __init__(self, live: Live) -> None:
-        self._live, self._drawn = live, 0.0
-        self._progress: Progress | None = None
+        self._live = live
+        self._drawn = 0.0
+        self._status: Status | None = None
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
         """Process an event; draw at most once a second."""
         if event == "campaign":
-            self._progress = Progress(Path(details["path"]))
+            self._status = Status(Path(details["path"]))
         elif event == "message":
             self._live.console.print(Text(shown(str(details["text"])), style="dim"))
         elif event == "job" and details["event"] in ("crashed", "failed", "lost"):
             text = shown(f"{details['id']} {details['event']}: {details['text']}")
             self._live.console.print(Text(text, style="red" if details["event"] == "failed" else "yellow"))
-        if self._progress is not None and (event == "job" or time.monotonic() - self._drawn > _REFRESH_S):
+        if self._status is not None and (event == "job" or time.monotonic() - self._drawn > _REFRESH_S):
             self._drawn = time.monotonic()
-            self._live.update(picture(self._progress.facts()), refresh=True)
+            self._live.update(picture(self._status.facts()), refresh=True)
 
 
 def picture(facts: Mapping[str, Any]) -> Group:
@@ -88,7 +90,8 @@ def picture(facts: Mapping[str, Any]) -> Group:
         by_seed = {row["seed"]: row for row in facts["runs"] if row["condition"] == condition}
         table.add_row(shown(condition), *(_cell(by_seed.get(seed)) for seed in seeds))
     legend = [Text(_LEGEND, style="dim")] if facts["running"] else []
-    return Group(table, *legend, Text(tally(facts), style="dim"))
+    look = [Text(shown(facts["looks"]))] if facts["looks"] else []
+    return Group(table, *legend, *look, Text(tally(facts), style="dim"))
 
 
 def tally(facts: Mapping[str, Any]) -> str:
@@ -105,7 +108,11 @@ def _cell(row: Mapping[str, Any] | None) -> Text:
         return Text()
     accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.1%}"
     share = f"{row['steps'] / row['max_steps']:.0%}" if row["max_steps"] else "0%"
-    text = {"waiting": "·", "done": accuracy or "done", "failed": "failed", "unreadable": "unreadable"}.get(
-        row["state"], f"{share} {accuracy}"
-    )
+    text = {
+        "waiting": "·",
+        "not needed": "-",
+        "done": accuracy or "done",
+        "failed": "failed",
+        "unreadable": "unreadable",
+    }.get(row["state"], f"{share} {accuracy}")
     return Text(text.rstrip(), style=_STYLES[row["state"]])

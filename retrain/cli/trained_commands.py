@@ -260,9 +260,9 @@ def _facts(path: Path) -> dict[str, Any]:
     """Return the facts of a run or campaign. Only a campaign has "runs"; a damaged one has path, state and error."""
     try:
         if (path / _PLAN).exists():
-            from retrain.campaign.work.progress import Progress
+            from retrain.campaign.schedule import Status
 
-            return Progress(path).facts()
+            return Status(path).facts()
         from retrain.report.run_summary import status as facts
 
         return facts(path)

@@ -26,6 +26,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
 """Credit with a known result: the true advantage (better where credit matters), random credit and credit with the
 wrong sign (worse).
 """
+_FIRST_LOOK = 8
+"""Number of seeds at the first look of `looks = "auto"`."""
 _OTHER_SEEDS, _SEED_OFFSET = "other seeds", 1000
 """The control that is the baseline itself with other seeds (not different)."""
 _CREDIT_KINDS = ("advantage", "algorithm", "signal", "transform")
@@ -88,6 +90,7 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         "name": f"testbed-{file.stem}",
         "tasks": [*tasks],
         "seeds": seeds,
+        "looks": "auto" if seeds > _FIRST_LOOK else [],
         "baseline": baseline,
         "slots": slots or "auto",
         "conditions": [{"label": baseline, **other}, {"label": label, **method}, *added],

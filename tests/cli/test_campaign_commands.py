@@ -105,7 +105,16 @@ def test_the_live_matrix_says_what_the_numbers_of_a_running_run_are():
     from retrain.cli.campaign_display import picture
 
     row = {"condition": "a", "seed": 0, "state": "running", "accuracy": 0.578, "steps": 75, "max_steps": 100}
-    facts = {"runs": [row], "done": 0, "total": 1, "running": 1, "failed": 0, "unreadable": 0, "left_s": None}
+    facts = {
+        "runs": [row],
+        "done": 0,
+        "total": 1,
+        "running": 1,
+        "failed": 0,
+        "unreadable": 0,
+        "left_s": None,
+        "looks": "",
+    }
     console = Console(width=100, record=True)
     console.print(picture(facts))
     assert "75% 57.8%" in (text := console.export_text())

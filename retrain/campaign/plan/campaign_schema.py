@@ -47,6 +47,9 @@ class Campaign(Section):
         Annotated[Count, Field(le=1000)] | Annotated[tuple[Seed, ...], Array, Field(min_length=1, max_length=1000)]
     ) = 8
     """Number of seeds, counted from 0, or a list of seeds."""
+    looks: Annotated[tuple[Count, ...], Array] | Literal["auto"] = ()
+    """Numbers of seeds after which conditions are tested, and stop when their verdict is known. "auto": every fourth
+    from 8. Unset: all seeds run before the test."""
     warm_starts: Count = 1
     """Number of warm starts. Runs of the i-th seed begin from warm start i modulo this number. With more than one,
     tests and intervals include the variation between warm starts."""
@@ -109,7 +112,7 @@ class Campaign(Section):
     def _measurable(self) -> Campaign:
         if self.outcomes and (self.metric, self.goal, self.margin) != ("accuracy", None, None):
             raise ValueError("`outcomes` replaces metric, goal and margin: set them in [[campaign.outcomes]]")
-        if len({one.metric for one in self.outcomes}) < len(self.outcomes):
+        if len({outcome.metric for outcome in self.outcomes}) < len(self.outcomes):
             raise ValueError("an outcome is listed twice")
         for outcome in self.measured:  # also validates metric, goal and margin together
             if outcome.share and (outcome.margin or 0) >= 1:
@@ -126,6 +129,14 @@ class Campaign(Section):
         return self.seed_list.index(seed) % self.warm_starts
 
     @property
+    def look_sizes(self) -> tuple[int, ...]:
+        """Number of seeds at each look; the last look is at all seeds. Empty in a campaign without looks."""
+        count = len(self.seed_list)
+        # Fewer than 8 seeds can hardly reach the share of alpha that is spent at a first look.
+        looks = tuple(range(8, count, 4)) if self.looks == "auto" else self.looks
+        return (*looks, count) if looks else ()
+
+    @property
     def seed_list(self) -> list[int]:
         """List of the seeds."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
@@ -133,6 +144,6 @@ class Campaign(Section):
 
 def add_to(schema: dict[str, Any]) -> dict[str, Any]:
     """Add `[campaign]` to the JSON Schema of a configuration file, and return the result."""
-    own = Campaign.model_json_schema(ref_template="#/$defs/Campaign{model}")
-    definitions = {f"Campaign{name}": model for name, model in own.pop("$defs", {}).items()}
-    return schema | {"$defs": schema["$defs"] | definitions, "properties": schema["properties"] | {"campaign": own}}
+    section = Campaign.model_json_schema(ref_template="#/$defs/Campaign{model}")
+    definitions = {f"Campaign{name}": model for name, model in section.pop("$defs", {}).items()}
+    return schema | {"$defs": schema["$defs"] | definitions, "properties": schema["properties"] | {"campaign": section}}

@@ -33,6 +33,8 @@ from retrain.system.files import expanded
 
 _LEAST_STARTS = 6
 """Smallest number of independent differences for which a permutation test can give p <= .05."""
+_LEAST_LOOK = 7
+"""Smallest number of seeds of a look. Its smallest p is 2 / 2^7 = .016, and a first look has about .03 of alpha."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class LoadedCampaign:
     @property
     def ladder(self) -> list[tuple[str, str]]:
         """Pairs (condition, the condition that it extends), for all but the first; labels without the task."""
-        first = [one for one in self.conditions if one.task == self.conditions[0].task]
+        first = [condition for condition in self.conditions if condition.task == self.conditions[0].task]
         steps = rungs(first, [config.resolved() for config in self.configs[: len(first)]])
-        method = {one.label: one.method for one in first}
+        method = {condition.label: condition.method for condition in first}
         return [(method[condition], method[against]) for condition, against in steps]
 
     @cached_property
@@ -86,7 +88,7 @@ class LoadedCampaign:
         """Signals that at least one condition computes and stores; every run computes them, to be comparable."""
         graphs = (config.components.pipeline_of(config.objective).graph for config in self.configs)
         signals = (stage for graph in graphs for stage in graph if stage.kind == "signal")
-        return sorted({one.writes for one in signals if registry.signal.traits_of(one.bound.component).stored})
+        return sorted({stage.writes for stage in signals if registry.signal.traits_of(stage.bound.component).stored})
 
     def check_data(self) -> None:
         """Call `retrain.config.data_checks.check_data` once for each distinct data set of the conditions.
@@ -111,13 +113,13 @@ class LoadedCampaign:
             for config in reversed(self.configs)
             for facts in (config.resolved(),)
         }
-        found: dict[ConfigProblem, None] = {}
+        problems: dict[ConfigProblem, None] = {}
         for config in distinct.values():
             try:
                 check_data(config)
             except ConfigError as error:
-                found |= dict.fromkeys(error.problems)
-        _stop(list(found), ())
+                problems |= dict.fromkeys(error.problems)
+        _stop(list(problems), ())
 
     def cell_config(self, condition: Condition, seed: int) -> dict[str, Any]:
         """Return the complete configuration of one run as TOML data, without keys that only other conditions read."""
@@ -152,19 +154,19 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
     Raises:
         ConfigError: all errors with file, line and column; an error in a condition has the line of that condition.
     """
-    own = [text for text in overrides if text.strip().startswith(f"{SECTION}.")]
-    source = read(file, own)
+    of_campaign = [text for text in overrides if text.strip().startswith(f"{SECTION}.")]
+    source = read(file, of_campaign)
     if not is_campaign(file):
         raise ConfigError.at(file, "file", "no [campaign] table", "add [campaign], or use retrain train")
     settings = _settings(source)
     executor = Binder(source).bind(Slot("executor", settings.executor, (SECTION, "executor")))
     base = _base(settings, source)
-    found = conditions(settings, source, base)
-    _check_labels(found, settings, source)
-    refused = {text: problem for text in overrides if (problem := _refusal(text, found))}
+    compared = conditions(settings, source, base)
+    _check_labels(compared, settings, source)
+    refused = {text: problem for text in overrides if (problem := _refusal(text, compared))}
     problems, notes, configs = [*source.problems, *refused.values()], list[str](), list[LoadedConfig]()
-    for condition in found:
-        condition.document.override_all(text for text in overrides if text not in own and text not in refused)
+    for condition in compared:
+        condition.document.override_all(text for text in overrides if text not in of_campaign and text not in refused)
         document = fork(condition.document)
         document.data = _with_seed(condition, "campaign", settings.seed_list[0], None)
         try:
@@ -178,20 +180,25 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
         except ConfigError as error:
             problems += error.problems
             notes += getattr(error, "__notes__", ())
-    complete = len(configs) == len(found)
-    mistakes, odd = judged(_unread(configs) if complete else [], len(overrides) > len(own))
-    _stop([*problems, *(_duplicates(found, configs, source) if complete else ()), *mistakes], notes)
+    complete = len(configs) == len(compared)
+    mistakes, odd = judged(_unread(configs) if complete else [], len(overrides) > len(of_campaign))
+    _stop([*problems, *(_duplicates(compared, configs, source) if complete else ()), *mistakes], notes)
     assert executor is not None, "_stop raises if the executor is invalid"
     found_in_runs = [warning for config in configs for warning in config.warnings]
-    warnings = tuple(dict.fromkeys([*found_in_runs, *odd, *_few_starts(settings, source, configs)]))
+    warnings = tuple(dict.fromkeys([*found_in_runs, *odd, *_without_effect(settings, source, configs)]))
     return LoadedCampaign(
-        str(file), source.text, settings, executor, tuple(found), tuple(configs), warnings, tuple(overrides)
+        str(file), source.text, settings, executor, tuple(compared), tuple(configs), warnings, tuple(overrides)
     )
 
 
-def _few_starts(settings: Campaign, source: Document, configs: Sequence[LoadedConfig]) -> list[ConfigProblem]:
-    """Return warnings about `warm_starts`."""
-    count, seeds, at = settings.warm_starts, len(settings.seed_list), (SECTION, "warm_starts")
+def _without_effect(settings: Campaign, source: Document, configs: Sequence[LoadedConfig]) -> list[ConfigProblem]:
+    """Return warnings about `looks` and `warm_starts`."""
+    count = settings.warm_starts
+    seeds = len(settings.seed_list)
+    at = (SECTION, "warm_starts")
+    if settings.looks == "auto" and not settings.look_sizes:
+        fix = "set seeds = 12 or more, or remove it"
+        return [source.at((SECTION, "looks"), f"has no effect with {seeds} seeds: the first look is at 8", fix)]
     if count > 1 and not any(config.config.warmup.steps for config in configs):
         return [source.at(at, "has no effect: no run has a warm-up", "remove it, or set [warmup] steps")]
     if 1 < count < min(_LEAST_STARTS, seeds):
@@ -230,34 +237,35 @@ def _base(settings: Campaign, source: Document) -> Document:
     return base
 
 
-def _refusal(text: str, found: Sequence[Condition]) -> ConfigProblem | None:
+def _refusal(text: str, compared: Sequence[Condition]) -> ConfigProblem | None:
     """Return the error if `--set text` would have no effect in some run, else None."""
     name = text.partition("=")[0].strip()
     flag, key = Document(""), canonical(name)
     flag.override(text)
     for _, fix in owned((), flag.data):
         return ConfigProblem(f"--set {text}", 0, 0, name, "the campaign sets this", fix)
-    for condition in found:
-        if any(within(key, own) or within(own, key) for own in map(canonical, condition.overrides)):
+    for condition in compared:
+        if any(within(key, key_path) or within(key_path, key) for key_path in map(canonical, condition.overrides)):
             problem = f"condition {condition.label!r} sets this key"
             return ConfigProblem(f"--set {text}", 0, 0, name, problem, "change the file instead")
     return None
 
 
-def _check_labels(found: Sequence[Condition], settings: Campaign, source: Document) -> None:
+def _check_labels(compared: Sequence[Condition], settings: Campaign, source: Document) -> None:
     folders: dict[str, Condition] = {}
-    labels = [condition.label for condition in found]
+    labels = [condition.label for condition in compared]
     known = f"labels: {', '.join(labels)}"
-    for condition in found:
+    for condition in compared:
         first = folders.setdefault(condition.folder.lower(), condition)
         if first is not condition:
             other = f" (another is {first.label!r})" if first.label != condition.label else ""
             source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "set distinct labels")
         if condition.against is not None and condition.against not in {*labels} - {condition.label}:
             source.refuse((*condition.at, "against"), f'no other condition is called "{condition.against}"', known)
-    methods = list(dict.fromkeys(condition.method for condition in found))
+    methods = list(dict.fromkeys(condition.method for condition in compared))
     _check_questions(methods, settings, source)
-    _check_controls([one for one in methods if one != (settings.baseline or methods[0])], settings, source)
+    _check_looks(settings, source)
+    _check_controls([method for method in methods if method != (settings.baseline or methods[0])], settings, source)
 
 
 def _check_questions(methods: Sequence[str], settings: Campaign, source: Document) -> None:
@@ -279,6 +287,23 @@ def _check_questions(methods: Sequence[str], settings: Campaign, source: Documen
     elif settings.primary is not None and settings.primary not in others:
         fix = did_you_mean(settings.primary, others, f"labels: {', '.join(others)}")
         source.refuse((SECTION, "primary"), f'no condition other than the baseline is called "{settings.primary}"', fix)
+
+
+def _check_looks(settings: Campaign, source: Document) -> None:
+    """Check that looks are ascending numbers of seeds, each with enough independent differences for a verdict."""
+    sizes = settings.look_sizes
+    at = (SECTION, "looks")
+    if not sizes:
+        return
+    if sorted(set(sizes)) != [*sizes]:
+        fix = f"give ascending numbers below {sizes[-1]}, the number of seeds, which is the last look by itself"
+        source.refuse(at, f"looks at {', '.join(map(str, sizes[:-1]))} of {sizes[-1]} seeds", fix)
+    elif sizes[0] < _LEAST_LOOK:
+        source.refuse(at, f"a look at {sizes[0]} seeds cannot decide anything", f"begin at {_LEAST_LOOK} or more")
+    # The mean difference of a warm start with several seeds changes between looks, so that a verdict could be undone.
+    if settings.warm_starts not in (1, sizes[-1]):
+        fix = f"set warm_starts = 1, or {sizes[-1]}, one for each seed"
+        source.refuse(at, f"looks need independent seeds, and {settings.warm_starts} warm starts are shared", fix)
 
 
 def _check_controls(others: Sequence[str], settings: Campaign, source: Document) -> None:
@@ -364,11 +389,13 @@ def _outranked(condition: Condition, config: LoadedConfig, source: Document) -> 
     return [source.at(condition.at, text.format(key), "set one of the two") for key in replaced]
 
 
-def _duplicates(found: Sequence[Condition], configs: Sequence[LoadedConfig], source: Document) -> list[ConfigProblem]:
+def _duplicates(
+    compared: Sequence[Condition], configs: Sequence[LoadedConfig], source: Document
+) -> list[ConfigProblem]:
     """Return an error for each condition whose runs would equal those of an earlier condition."""
     problems: list[ConfigProblem] = []
     seen: dict[str, str] = {}
-    for condition, config in zip(found, configs, strict=True):
+    for condition, config in zip(compared, configs, strict=True):
         facts = config.resolved()
         # What [algorithm] names is among the components, under the name that the file happens to use.
         for free in ("logging", "algorithm", *tracker_tables()):
@@ -385,7 +412,9 @@ def _stop(problems: Sequence[ConfigProblem], notes: Sequence[str]) -> None:
     """Raise ConfigError with the problems, sorted by place, and the notes; return if there are no problems."""
     if not problems:
         return
-    error = ConfigError(sorted(dict.fromkeys(problems), key=lambda one: (one.file, one.line, one.column)))
+    error = ConfigError(
+        sorted(dict.fromkeys(problems), key=lambda problem: (problem.file, problem.line, problem.column))
+    )
     for note in dict.fromkeys(notes):
         error.add_note(note)
     raise error

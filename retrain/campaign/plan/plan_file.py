@@ -29,6 +29,7 @@ def _inside(path: str) -> str:
 _Path = Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$"), AfterValidator(_inside)]
 
 PLAN = "plan.json"
+REPORT = "report.html"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,19 @@ class Declared(TypedDict):
     changed: NotRequired[list[str]]
 
 
+class LooksDeclared(TypedDict):
+    """The declaration of a campaign's looks.
+
+    Attributes:
+        at: time at which the looks, or the number of seeds, were last set or changed, ISO 8601 in UTC.
+        after, runs: number of runs that had started by then, and of all runs. With `after` > 0 the looks are late.
+    """
+
+    at: str
+    after: Seed
+    runs: Seed
+
+
 class Plan(Campaign):
     """Content of plan.json: the settings of `[campaign]`, and the values derived from them.
 
@@ -101,6 +115,8 @@ class Plan(Campaign):
         folder: current directory in which the campaign was started.
         overrides: changes by `--set`, as `key=value`.
         declared: declaration of `primary` and `claim`; None if neither is set, nor was when the first run started.
+        looks_declared: declaration of the looks; None if there are none, nor were when the first run started.
+        seeds_reported: number of seeds of a report after which seeds were added without looks; None if there is none.
         ladder: pairs (condition, against) in which the first extends the second.
         premises: name of the task -> its premise.
         cells: all runs.
@@ -115,9 +131,16 @@ class Plan(Campaign):
     folder: str = ""
     overrides: Annotated[tuple[str, ...], Array] = ()
     declared: Declared | None = None
+    looks_declared: LooksDeclared | None = None
+    seeds_reported: Seed | None = None
     ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array] = ()
     premises: dict[str, Premise] = Field(default_factory=dict[str, Any])
     cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
+
+    @property
+    def seed_list(self) -> list[int]:
+        """List of the seeds of the runs, in their order."""
+        return list(dict.fromkeys(cell.seed for cell in self.cells))
 
     @model_validator(mode="after")
     def _known(self) -> Plan:
@@ -168,28 +191,35 @@ def jobs(loaded: LoadedCampaign) -> list[Job]:
     """Return all runs; all conditions of the first seed come before those of the second."""
     return [
         Job(
-            f"{one.folder}/s{seed}",
-            one.label,
+            f"{condition.folder}/s{seed}",
+            condition.label,
             seed,
             config.config.training.max_steps,
-            f"cells/{one.folder}/s{seed}",
-            one.task,
+            f"cells/{condition.folder}/s{seed}",
+            condition.task,
         )
         for seed in loaded.settings.seed_list
-        for one, config in zip(loaded.conditions, loaded.configs, strict=True)
+        for condition, config in zip(loaded.conditions, loaded.configs, strict=True)
     ]
 
 
-def plan_of(loaded: LoadedCampaign, declared: Declared | None = None) -> dict[str, Any]:
-    """Return the content of plan.json."""
+def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
+    """Return the content of plan.json.
+
+    Args:
+        loaded: the campaign.
+        history: `declared`, `looks_declared` and `seeds_reported`, which depend on what was before.
+    """
     return {
-        "declared": declared,
+        **dict.fromkeys(("declared", "looks_declared", "seeds_reported")),
+        **history,
         "file": loaded.file,
         "folder": str(Path.cwd()),
         "overrides": loaded.overrides,
         "baseline": loaded.baseline,
         "ladder": loaded.ladder,
         "premises": _premises(loaded),
+        "looks": loaded.settings.look_sizes[:-1],
         **loaded.settings.model_dump(
             include={
                 "tasks",
@@ -214,7 +244,7 @@ def plan_of(loaded: LoadedCampaign, declared: Declared | None = None) -> dict[st
 
 
 def _premises(loaded: LoadedCampaign) -> dict[str, Premise]:
-    tasks = {one.task: config for one, config in zip(loaded.conditions, loaded.configs, strict=True)}
+    tasks = {condition.task: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
     components = {name: config.components.one("task").component for name, config in tasks.items() if name}
     return {
         name: Premise(

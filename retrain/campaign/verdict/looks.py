@@ -45,7 +45,8 @@ def look_state(directory: Path, plan: Plan) -> LookState:
     analysis = analyze(tables)
     first = tables[0]
     words: dict[tuple[str, str], str] = {}
-    for comparison in analysis.of(first.outcome):
+    # A condition may be compared with another before it is compared with the baseline.
+    for comparison in sorted(analysis.of(first.outcome), key=lambda each: each.against != first.baseline):
         words.setdefault((comparison.task, comparison.condition), short(comparison))
     stopped: dict[str, tuple[int, str]] = {}
     for (task, label), seeds in analysis.stopped.items():

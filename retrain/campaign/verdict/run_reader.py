@@ -15,7 +15,7 @@ from typing import Any
 
 from retrain.campaign.plan.declaration import declaration
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.plan.plan_file import PLAN, read_outcome, read_plan
+from retrain.campaign.plan.plan_file import PLAN, Plan, read_outcome, read_plan
 from retrain.campaign.verdict.results import Cell, Results, at_shared_steps, results_of
 from retrain.campaign.verdict.run_facts import configuration, settings
 from retrain.errors import ConfigError, StorageError
@@ -64,11 +64,24 @@ def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = Non
         return results_of(name, cells, alpha=plan.alpha, outcome=outcome)
     facts = plan.model_dump(include={"baseline", "alpha", "ladder", "controls"}) | {"task": task}
     name = f"{name}: {task}" if task else name
-    sizes: tuple[int, ...] = getattr(plan, "look_sizes", ())
+    sizes = plan.look_sizes
     facts["looks"] = tuple(tuple(seeds[:size]) for size in sizes)
+    facts["late"] = _late(plan)
     results = results_of(name, cells, outcome=outcome, declared=declaration(plan), **facts)
     warmed = bool(configuration(results).get("warmup", {}).get("steps"))
     return replace(results, one_start=warmed and results.starts == 1)
+
+
+def _late(plan: Plan) -> str:
+    """Return sentences about looks that were declared, or seeds that were added, when results could be known."""
+    declared = plan.looks_declared
+    sentences: list[str] = []
+    if declared and declared["after"]:
+        started = f"after {declared['after']} of {declared['runs']} runs had started"
+        sentences.append(f"The looks were declared or changed late, {started}.")
+    if plan.seeds_reported:
+        sentences.append(f"Seeds were added after a look, the report of {plan.seeds_reported} seeds.")
+    return " ".join(sentences)
 
 
 def read_campaign_tables(directory: Path) -> list[Results]:

@@ -19,9 +19,9 @@ from typing import Any
 
 import tomli
 
-from retrain.campaign.plan.declaration import declare
+from retrain.campaign.plan.declaration import declare, declare_looks, seeds_reported
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
-from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_outcome, read_plan
+from retrain.campaign.plan.plan_file import PLAN, REPORT, Job, jobs, plan_of, read_outcome, read_plan
 from retrain.config.document import show
 from retrain.config.positions import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
@@ -69,10 +69,6 @@ class CampaignDirectory:
             return read_outcome(self.run(job))
         return {}
 
-    def pending(self) -> list[Job]:
-        """Return the jobs without an outcome."""
-        return [job for job in self.jobs if not self.outcome(job)]
-
     def finish(self, job: Job, outcome: Mapping[str, Any]) -> bool:
         """Write the outcome of a job. If it already has one, write nothing and return False.
 
@@ -92,13 +88,13 @@ class CampaignDirectory:
         locked are not deleted.
         """
         run = self.run(job)
-        found = [run / name for name in _DELETED[self.plan.keep] if (run / name).exists()]
-        if not found or self.outcome(job).get("status") != "done":
+        deleted = [run / name for name in _DELETED[self.plan.keep] if (run / name).exists()]
+        if not deleted or self.outcome(job).get("status") != "done":
             return
         lock = Lock(run / "lock")
         with suppress(ConfigError, OSError):
             lock.acquire()
-            for folder in found:
+            for folder in deleted:
                 remove(folder)
             lock.release()
 
@@ -127,10 +123,15 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
         path.mkdir(parents=True, exist_ok=True)
         with exclusive(path / _LOCK, waiting=lambda: None):  # another `retrain campaign` may be writing the plan
             if not (path / PLAN).exists() and any(entry.name != _LOCK for entry in path.iterdir()):
-                problem, fix = "exists and is not a campaign: it has no plan.json", "choose another [campaign] name"
-                raise ConfigError.at(path, "campaign directory", problem, fix)
+                problem = "exists and is not a campaign: it has no plan.json"
+                raise ConfigError.at(path, "campaign directory", problem, "choose another [campaign] name")
             if fresh:
-                for part in ("cells", "leases", PLAN):  # the plan last: if interrupted, this is still a campaign
+                for part in (
+                    "cells",
+                    "leases",
+                    REPORT,
+                    PLAN,
+                ):  # the plan last: if interrupted, this is still a campaign
                     remove(path / part)
             _write(path, loaded)
     return CampaignDirectory(path)
@@ -140,14 +141,19 @@ def _write(path: Path, loaded: LoadedCampaign) -> None:
     by_label = {condition.label: condition for condition in loaded.conditions}
     runs = [(path / job.path, by_label[job.condition], job.seed) for job in jobs(loaded)]
     changes = [_changes(run, loaded.cell_config(condition, seed)) for run, condition, seed in runs]
-    if problems := [problem for found in changes for problem in found]:
+    if problems := [problem for changes_of_run in changes for problem in changes_of_run]:
         raise ConfigError(problems[:10])
     for run, condition, seed in runs:
         run.mkdir(parents=True, exist_ok=True)
         if not (run / "config.resolved.json").exists():
             write_text(run / "config.toml", loaded.cell_toml(condition, seed))
     write_text(path / "campaign.toml", loaded.text)
-    write_text(path / PLAN, json.dumps(plan_of(loaded, declare(path, loaded)), indent=2) + "\n")
+    history = {
+        "declared": declare(path, loaded),
+        "looks_declared": declare_looks(path, loaded),
+        "seeds_reported": seeds_reported(path, loaded),
+    }
+    write_text(path / PLAN, json.dumps(plan_of(loaded, **history), indent=2) + "\n")
 
 
 def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:

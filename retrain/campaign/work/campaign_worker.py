@@ -5,6 +5,7 @@ A worker has one thread, which starts runs, polls them, renews leases, and updat
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import time
@@ -23,7 +24,7 @@ from retrain.system.process import Process, SignalHandler, end, usable_cores
 from retrain.types import Observer
 
 _POLL_S = 0.1
-_SCAN_S = 1.0
+_SCAN_S = 1.0  # every scan reads the outcome and the lease of all jobs, which may be on a network disk
 _BEAT_S = LEASE_S / 6
 
 
@@ -78,6 +79,7 @@ class Worker:
 
     Attributes:
         failures: number of jobs that failed in this worker.
+        limit: number of jobs that it may still take; None: all.
     """
 
     def __init__(
@@ -88,13 +90,17 @@ class Worker:
         observe: Observer,
         limit: int | None = None,
     ) -> None:
-        self._campaign, self._slots, self._observe = campaign, slots, observe
-        self._left, self._limit = list(jobs), limit
+        self._campaign = campaign
+        self._slots = slots
+        self._observe = observe
+        self._left = list(jobs)
+        self.limit = limit
         self._retries = campaign.plan.retries
         self._watch = LeaseWatch(campaign.path / "leases")
         self._running: list[Running] = []
         self.failures = 0
-        self._beaten = self._scanned = -1e9
+        self._beaten = -math.inf
+        self._scanned = -math.inf
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -139,7 +145,7 @@ class Worker:
         if len(self._running) < len(self._slots) and time.monotonic() - self._scanned > _SCAN_S:
             self._fill()
         # With a limit, wait only long enough to see whether other workers renew their leases.
-        wait = self._limit is None or (self._limit > 0 and time.monotonic() - self._began < 2 * LEASE_S)
+        wait = self.limit is None or (self.limit > 0 and time.monotonic() - self._began < 2 * LEASE_S)
         return bool(self._running) or (bool(self._left) and wait)
 
     def _stop(self, urgent: bool) -> None:
@@ -169,13 +175,13 @@ class Worker:
         busy = {running.job.id for running in self._running}
         self._left = [job for job in self._left if not self._campaign.outcome(job)]
         for job in self._left:
-            if len(self._running) == len(self._slots) or self._limit == 0:
+            if len(self._running) == len(self._slots) or self.limit == 0:
                 return
             lease = None if job.id in busy else self._watch.take(job.id, self._campaign.run(job) / "metrics.jsonl")
             if lease is not None and self._campaign.outcome(job):
                 lease.release()  # another worker finished the job between the check above and `take`
             elif lease is not None:
-                self._limit = None if self._limit is None else self._limit - 1
+                self.limit = None if self.limit is None else self.limit - 1
                 free = set(range(len(self._slots))) - {running.slot for running in self._running}
                 self._start(job, lease, min(free))
 
@@ -191,8 +197,9 @@ class Worker:
         """Write the outcome of a run, restart it after a crash, or release its lease."""
         end(running.process)  # also ends remaining processes of its group
         self._running.remove(running)
-        self._scanned = -1e9  # its slot is free
-        job, lease = running.job, running.lease
+        self._scanned = -math.inf  # its slot is free
+        job = running.job
+        lease = running.lease
         if not lease.owned():
             lease.close()
             self._report(job, "lost", "another worker has taken it over")
@@ -238,7 +245,8 @@ def machine_slots(wanted: int | str, ranks: int = 1, most: int | None = None) ->
     Raises:
         ConfigError: a run has more ranks than this machine has GPUs.
     """
-    cores, devices = usable_cores(), gpus()[:most]
+    cores = usable_cores()
+    devices = gpus()[:most]
     if 0 < len(devices) < ranks:
         problem = f"runs of {ranks} ranks need {ranks} GPUs each, and this machine has {len(devices)}"
         fix = "lower [campaign] ranks, or use a machine with more GPUs"

@@ -59,7 +59,8 @@ class Lease:
     """
 
     def __init__(self, path: Path, previous: Mapping[str, Any]) -> None:
-        self._path, self._beats = path, 0
+        self._path = path
+        self._beats = 0
         self._handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         self.previous = previous
         self.facts: dict[str, Any] = {name: previous.get(name, 0) for name in ("crashes", "starts", "seconds")}
@@ -101,7 +102,8 @@ class LeaseWatch:
     """
 
     def __init__(self, folder: Path, lease_s: float = LEASE_S) -> None:
-        self._folder, self._lease_s = folder, lease_s
+        self._folder = folder
+        self._lease_s = lease_s
         self._seen: dict[str, tuple[Any, float]] = {}
 
     def take(self, job: str, progress: Path) -> Lease | None:

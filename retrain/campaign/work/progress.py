@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
+from collections.abc import Collection
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +18,7 @@ from retrain.system.files import open_plain
 from retrain.system.records import damaged, read_json
 
 _RECENT = 20
+_ENDED = ("done", "failed", "not needed")
 
 
 class Progress:
@@ -30,31 +32,40 @@ class Progress:
         self._campaign = CampaignDirectory(path)
         self._tails: dict[Path, _Tail] = {}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, unneeded: Collection[str] = ()) -> dict[str, Any]:
         """Return `path`, `runs` (one row per job), and `total`, `done`, `failed`, `running`, `unreadable`, `left_s`.
 
-        The counts and the seconds left (`left_s`) are over all runs. A row has id, condition, seed, state ("waiting",
-        "running", "stopped", "done", "failed", "unreadable"), steps, max_steps, accuracy of the last evaluation,
-        left_s of a running job, and host, attempts, reason and seconds of one that has ended. Unknown values are None.
+        The counts and the seconds left (`left_s`) are over all needed runs. A row has id, condition, seed, state
+        ("waiting", "running", "stopped", "done", "failed", "unreadable", "not needed"), steps, max_steps, accuracy of
+        the last evaluation, left_s of a running job, and host, attempts, reason and seconds of one that has ended.
+        Unknown values are None.
+
+        Args:
+            unneeded: ids of the jobs whose condition has stopped at a look.
         """
         rows = [self._row(job) for job in self._campaign.jobs]
+        for row in rows:
+            if row["id"] in unneeded:
+                row["state"] = "not needed"
         states = Counter(row["state"] for row in rows)
         count = {state: states[state] for state in ("done", "failed", "running", "unreadable")}
-        return {"path": str(self._campaign.path), "total": len(rows), **count, "left_s": _left(rows), "runs": rows}
+        total = len(rows) - states["not needed"]
+        return {"path": str(self._campaign.path), "total": total, **count, "left_s": _left(rows), "runs": rows}
 
     def _row(self, job: Job) -> dict[str, Any]:
-        known = {"id": job.id, "condition": job.condition, "seed": job.seed, "max_steps": job.max_steps}
+        identity = {"id": job.id, "condition": job.condition, "seed": job.seed, "max_steps": job.max_steps}
         run = self._campaign.run(job)
         try:
             with understood(run):
-                return known | self._read(job, run)
+                return identity | self._read(job, run)
         except StorageError as error:
             nothing = dict.fromkeys(("accuracy", "step_s", "left_s", "host", "attempts", "seconds"))
-            return known | nothing | {"state": "unreadable", "steps": 0, "reason": str(error)}
+            return identity | nothing | {"state": "unreadable", "steps": 0, "reason": str(error)}
 
     def _read(self, job: Job, run: Path) -> dict[str, Any]:
         outcome = read_outcome(run)
-        metrics, evals = self._tail(run / "metrics.jsonl"), self._tail(run / "eval.jsonl")
+        metrics = self._tail(run / "metrics.jsonl")
+        evals = self._tail(run / "eval.jsonl")
         working = held(self._campaign.path / "leases", job.id)
         state = str(outcome.get("status") or {None: "waiting", True: "running", False: "stopped"}[working])
         # Without an outcome.json the run's own status.json counts, as in the report.
@@ -79,13 +90,15 @@ class _Tail:
     """The last rows of a growing JSONL file, and the number of all its rows."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._at = file, 0
+        self._file = file
+        self._at = 0
         self.count = 0
         self.rows: deque[dict[str, Any]] = deque(maxlen=_RECENT)
 
     def read(self) -> _Tail:
         """Read the rows that were appended since the last call, and return self."""
-        data, size = b"", 0
+        data = b""
+        size = 0
         try:
             with open_plain(self._file) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -117,5 +130,5 @@ def _left(rows: list[dict[str, Any]]) -> float | None:
     running = [row["step_s"] for row in rows if row["state"] == "running"]
     done = [row["seconds"] / row["steps"] for row in rows if row["state"] == "done" and row["seconds"] and row["steps"]]
     costs = done or [step_s for step_s in running if step_s]
-    steps = sum(row["max_steps"] - row["steps"] for row in rows if row["state"] not in ("done", "failed"))
+    steps = sum(row["max_steps"] - row["steps"] for row in rows if row["state"] not in _ENDED)
     return steps * fmean(costs) / len(running) if running and costs else None
