@@ -302,10 +302,111 @@ def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping
     if name not in named:
         return f"error: there is no tool {name!r}; there are {', '.join(named)}"
     try:
-        found = named[name](**arguments)
-        return str(asyncio.run(found) if inspect.iscoroutine(found) else found)
+        result = named[name](**_converted(named[name], arguments))
+        return str(asyncio.run(result) if inspect.iscoroutine(result) else result)
+    except _WrongTypeError as error:
+        return f"error: {error}"
     except Exception as error:  # a wrong call is a mistake of the model, which sees the error as an observation
         return f"error: {type(error).__name__}: {error}"
+
+
+class _WrongTypeError(ValueError):
+    """A JSON value is not of the annotated type."""
+
+
+def _converted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments as the types of the function's annotations; other arguments stay as they are.
+
+    Raises:
+        _WrongTypeError: an argument cannot be converted without loss.
+    """
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except Exception:  # a function in C may have no signature, and evaluating a type hint runs the user's code
+        return dict(arguments)
+    converted: dict[str, Any] = {}
+    for key, value in arguments.items():
+        hint = parameters[key].annotation if key in parameters else inspect.Parameter.empty
+        try:
+            converted[key] = value if hint is inspect.Parameter.empty else _exact(value, hint)
+        except ValueError:
+            raise _WrongTypeError(f"{key} must be {_in_words(shape(hint))}") from None
+    return converted
+
+
+def _exact(value: Any, hint: Any) -> Any:
+    """Return a JSON value as a type, also from its text ("40" as 40); raise ValueError if it is of another type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _exact(value, inner[0])
+    if origin in (Union, UnionType):
+        # A member that takes the value as it is comes first: "40" stays a text in `int | str`.
+        for member in (*(one for one in inner if _is_exact(value, one)), *inner):
+            with suppress(ValueError):
+                return _exact(value, member)
+        raise ValueError
+    if origin is Literal:
+        return next(
+            iter([one for one in inner if type(one) is type(value) and one == value] or _from_text(value, inner))
+        )
+    kind = shape(hint).get("type")
+    if isinstance(value, str) and kind not in (None, "string"):
+        value = json.loads(value if value not in ("True", "False", "None") else value.lower().replace("none", "null"))
+    return _of_kind(value, kind, origin or hint, inner)
+
+
+def _is_exact(value: Any, hint: Any) -> bool:
+    with suppress(ValueError):
+        converted = _exact(value, hint)
+        return type(converted) is type(value) and converted == value
+    return False
+
+
+def _from_text(value: Any, choices: tuple[Any, ...]) -> list[Any]:
+    """Return the choice that has this text, in a list; raise ValueError if there is none."""
+    if not (found := [one for one in choices if isinstance(value, str) and str(one) == value]):
+        raise ValueError
+    return found
+
+
+def _of_kind(value: Any, kind: str | None, cls: Any, inner: tuple[Any, ...]) -> Any:
+    """Return a parsed value as the type `cls`, whose JSON type is `kind`; `inner` are the types of its members."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    match kind:
+        case "integer" if number and (isinstance(value, int) or value.is_integer()):
+            return int(value)
+        case "number" if number:
+            return float(value)
+        case "string" if isinstance(value, str) or number:
+            return value if isinstance(value, str) else json.dumps(value)
+        case "boolean" if isinstance(value, bool):
+            return value
+        case "null" if value is None:
+            return None
+        case "array" if isinstance(value, list):
+            items = cast("list[Any]", value)
+            fixed = cls is tuple and inner and inner[-1] is not Ellipsis
+            hints = inner if fixed else inner[:1] * len(items)
+            members = [_exact(one, hint) for one, hint in zip(items, hints, strict=True)] if inner else items
+            return tuple(members) if cls is tuple else members
+        case "object" if isinstance(value, dict):
+            return {key: _exact(one, inner[-1]) if inner else one for key, one in cast("dict[str, Any]", value).items()}
+        case None:
+            return value
+        case _:
+            raise ValueError
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    """Return a JSON schema's type in words, such as "an integer or null"."""
+    if "enum" in schema:
+        return f"one of {json.dumps(schema['enum'])[1:-1]}"
+    if "anyOf" in schema:
+        return " or ".join(map(_in_words, schema["anyOf"]))
+    name = str(schema.get("type", "another value"))
+    within = schema.get("items", schema.get("additionalProperties"))
+    article = "" if name == "null" else "an " if name[0] in "aio" else "a "
+    return f"{article}{name}{f' whose members are each {_in_words(within)}' if within else ''}"
 
 
 def _name(path: str) -> str:

@@ -1,6 +1,7 @@
 """The built-in environments and their problems."""
 
 import asyncio
+import inspect
 import json
 import os
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from retrain.environments.env_pool import EnvPool, Launch
 from retrain.environments.env_process import Hello
 from retrain.environments.grid import grid
 from retrain.environments.guess import guess
-from retrain.environments.tools import PARSERS, python_block, schema, tools
+from retrain.environments.tools import PARSERS, called, python_block, schema, tools
 from retrain.system import event_loop
 from retrain.system.bubblewrap import missing
 
@@ -226,6 +227,55 @@ def test_a_schema_says_what_a_signature_and_its_docstring_say():
         "flag": {"type": "boolean"},
         "anything": {},
     }
+
+
+def typed(
+    a: int = 0, ratio: float = 0.0, flag: bool = False, names: Sequence[str] = (), table: dict[str, int] | None = None,
+    pair: tuple[int, str] = (0, ""), unit: Literal["m", "km"] = "m", note: Annotated[str, "x"] = "", key: int | str = 0,
+    free=None,
+) -> str:  # fmt: skip
+    """Show what arrives."""
+    return repr(next(value for key, value in locals().items() if value != _TYPED[key].default))
+
+
+_TYPED = inspect.signature(typed).parameters
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ('{"a": 40}', "40"),
+        ('{"a": "40"}', "40"),
+        ('{"a": 40.0}', "40"),
+        ('{"a": 4.5}', "error: a must be an integer"),
+        ('{"a": true}', "error: a must be an integer"),
+        ('{"a": "forty"}', "error: a must be an integer"),
+        ('{"a": null}', "error: a must be an integer"),
+        ('{"ratio": 2}', "2.0"),
+        ('{"ratio": "1e-3"}', "0.001"),
+        ('{"ratio": [1]}', "error: ratio must be a number"),
+        ('{"flag": "true"}', "True"),
+        ('{"flag": "True"}', "True"),
+        ('{"flag": 1}', "error: flag must be a boolean"),
+        ('{"names": "[\\"a\\", \\"b\\"]"}', "['a', 'b']"),
+        ('{"names": "ab"}', "error: names must be an array whose members are each a string"),
+        ('{"names": [[1]]}', "error: names must be an array whose members are each a string"),
+        ('{"table": {"x": "1"}}', "{'x': 1}"),
+        ('{"table": 3}', "error: table must be an object whose members are each an integer or null"),
+        ('{"pair": ["2", "b"]}', "(2, 'b')"),
+        ('{"pair": [2]}', "error: pair must be an array"),
+        ('{"unit": "km"}', "'km'"),
+        ('{"unit": "mile"}', 'error: unit must be one of "m", "km"'),
+        ('{"note": 3}', "'3'"),
+        ('{"note": {"a": 1}}', "error: note must be a string"),
+        ('{"key": "40"}', "'40'"),
+        ('{"free": "40"}', "'40'"),
+    ],
+)
+def test_arguments_have_the_annotated_type_or_are_refused(arguments, said):
+    game = called({"typed": typed}, "hermes", False)
+    next(game)
+    assert game.send(f'<tool_call>{{"name": "typed", "arguments": {arguments}}}</tool_call>').text == said
 
 
 def test_a_coroutine_is_a_tool():
