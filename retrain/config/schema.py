@@ -91,7 +91,8 @@ class RolloutSettings(Section):
     """With mode = "continuous", most steps between the weights that begin a group and the step that is expected to
     train on it. Bounds what is begun; nothing is dropped."""
     mask_truncated: bool = False
-    """Exclude completions that were cut off at max_tokens from the loss."""
+    """Exclude completions that were cut off at max_tokens from the loss. Their rewards still count in their group's
+    mean."""
     parity_every: Natural = 10
     """Steps between parity checks, which compare the log-probs of sampler and trainer; 0: no checks."""
     parity_tolerance: Positive | None = None

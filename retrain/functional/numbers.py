@@ -49,10 +49,10 @@ _MULTIPLE = re.compile(
 _UNSPACED = re.compile(
     "[\u0e01-\u0e3a\u0e40-\u0e4f\u0e81-\u0ecf\u0f40-\u0fbc\u1000-\u103f\u1050-\u108f\u1780-\u17df\u3005-\u3007\u3041-\u318f"
     "\u31f0-\u31ff\u3400-\u9fff\ua000-\ua4cf\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af]+"
-    "|(?<=[0-9])[\uac00-\ud7a3]+"
+    "|(?<=[0-9])[\uac00-\ud7a3]+|[\uac00-\ud7a3]+(?=[-+\u2212]?[0-9])"
 )
 """Letters of scripts that put no blanks between words (Thai, Lao, Tibetan, Burmese, Khmer, Kana, Han, Yi), and Hangul
-after digits. A line end replaces them, because a blank may separate thousands."""
+beside digits. A line end replaces them, because a blank may separate thousands."""
 _VULGAR = re.compile(r"(\d?)([\u00bc-\u00be\u2150-\u215e])", re.ASCII)
 _THOUSANDS = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'\u2019](?=\d{3}(?!\d))", re.ASCII)
 _COMMANDS = (

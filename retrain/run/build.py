@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,8 +66,8 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
         raise error
     context = build_sampling(loaded, directory, task, observe)
     model, resources, ranks = context.trained.loaded, context.trained.resources, directory.ranks
-    if warning := model.chat.warning(task.problem(0).prompt):
-        observe("message", {"text": warning, "level": "warning"})
+    for text in _model_warnings(config, model, task, context.trained.policy.device):
+        observe("message", {"text": text, "level": "warning"})
     context.pool = reward_pool(loaded, ranks, directory.path)
     context.env_pool = build_env_pool(loaded, model, ranks, directory.path)
     if context.env_pool is None:
@@ -77,6 +78,28 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
     context.trackers = _trackers(bound, resources, observe, config.logging.metric_names)
     context.sets = {name: _measured(context, one, loaded, tasks[name]) for name, one in loaded.sets.items()}
     return context
+
+
+def _model_warnings(config: Config, model: Loaded, task: Task, device: torch.device) -> Iterator[str]:
+    """Yield what the model or its chat template does unexpectedly in this run."""
+    if warning := model.chat.warning(task.problem(0).prompt):
+        yield warning
+    if model.chat.dated:
+        yield (
+            "the chat template writes today's date into prompts, so that this run's prompts change from day to day; "
+            "fix it by [model] chat_params, if the template has a variable for it (Llama 3: date_string)"
+        )
+    if config.training.max_tokens + (config.training.max_prompt_tokens or math.inf) > model.rope_length:
+        yield (
+            f"the rotary frequencies of this model hold up to {model.rope_length:g} tokens; with a longer row they "
+            "change for its whole micro-batch, and trainer and sampler disagree; set [training] max_prompt_tokens so "
+            "that prompt and max_tokens stay below"
+        )
+    if config.model.dtype == "bfloat16" and matmul_dtype(device) is torch.float32:
+        yield (
+            '[model] dtype = "bfloat16": this processor has no instructions for it, and float32 is several times '
+            'faster; set [model] dtype = "auto"'
+        )
 
 
 def _measured(context: RunContext, one: LoadedConfig, loaded: LoadedConfig, task: Task) -> RunContext:

@@ -31,6 +31,7 @@ from retrain.errors import ConfigError
             "[actor_rollout_ref]\nmodel.path = 'M'\nrollout.n = 8\nactor.ppo_epochs = 2",
             'here [model] path = "M"; [training] group_size = 8; [training] epochs = 2',
         ),
+        ("[model]\nchat_template_kwargs = { a = 1 }", "here variables of the chat template are [model] chat_params"),
         ("[custom_reward_function]\nname = 'f'", '[[rewards]] name = "module.function"'),
     ],
 )  # fmt: skip

@@ -118,6 +118,13 @@ def test_a_space_separates_groups_of_three_digits(space):
         assert read_number(str(last_number(text))) == whole, text
 
 
+@pytest.mark.parametrize(
+    "text", ["답은18입니다.", "답은 18입니다", "답은-18입니다.", "정답18", "答えは18です", "ตอบ18ครับ"]
+)
+def test_letters_without_blanks_beside_a_number_are_no_part_of_it(text):
+    assert read_number(str(last_number(text))) == (-18 if "-" in text else 18)
+
+
 def test_what_is_no_number_is_never_one():
     rng = random.Random(1)
     for _ in range(COUNT // 10):

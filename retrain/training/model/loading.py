@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -77,6 +78,21 @@ class Loaded:
     def stop_ids(self) -> tuple[int, ...]:
         """All ids that end a completion, sorted: those that end a text, and the chat template's end of an answer."""
         return tuple(sorted({*self.eos_ids, self.chat.end_id}))
+
+    @property
+    def rope_length(self) -> float:
+        """Number of tokens up to which rotary frequencies are fixed; inf if they are so for every length.
+
+        Beyond it, frequencies of kind "dynamic" and "longrope" depend on the longest row of a forward pass.
+        """
+        config: Any = self.model.config.get_text_config()
+        rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+        lengths = [math.inf]
+        for one in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+            if one.get("rope_type") in ("dynamic", "longrope"):
+                own = getattr(config, "original_max_position_embeddings", None)
+                lengths.append(one.get("original_max_position_embeddings") or own or config.max_position_embeddings)
+        return min(lengths)
 
     def sampling(self, seed: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:
         """Return settings that end a completion at this model's stop ids; see `Sampling`."""
