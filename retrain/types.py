@@ -49,6 +49,7 @@ class Problem:
         replies: the model's turns of an episode to imitate in warm-up, for tasks with an environment.
         environment: label of the entry of `[[environments]]` that this problem is played in.
         place: `file:line` of its row, for messages; "" if it comes from no file.
+        template: variables of the chat template for this prompt, such as `tools`.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Problem:
     replies: tuple[str, ...] = ()
     environment: str = ""
     place: str = ""
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -35,6 +35,13 @@ _FILE_CONDITIONS = {**_SKIP_CONDITION, "heldout_fraction": ("heldout_path", (Non
 _CHECKED_ROWS = 20
 """Number of rows at the start of a file that `retrain validate` reads."""
 
+_UNREAD = frozenset({
+    *("chosen", "rejected", "label", "labels", "input_ids", "attention_mask", "position_ids", "seq_lengths"),
+    *("completion_mask", "assistant_masks", "agent_name", "environment"),
+})  # fmt: skip
+"""Columns that other trainers read and this one does not; rewards receive them like every column."""
+_IMAGES = ("image", "images", "video", "videos")
+
 _logger = logging.getLogger(__name__)
 
 
@@ -275,7 +282,7 @@ class Hub(RowTask):
         return hub_split(self.name, split, self.config, self.revision)
 
     def _rows(self, data: Any, split: str) -> records.Rows:
-        return ((f"{self.name}/{split}:{number}", row) for number, row in enumerate(data, start=1))
+        return ((f"{self.name}/{split}:{number}", records.arrow_row(row)) for number, row in enumerate(data, start=1))
 
 
 def hub_split(name: str, split: str, config: str | None = None, revision: str | None = None) -> Any:
@@ -316,9 +323,11 @@ def read_problems(
         DataError: there are no rows, or more bad rows than `reading` allows; the first 20 of them are listed.
     """
     problems, known, lines = ProblemStore(), dict[int, int](), array("Q")
+    unread: set[str] = set()
 
     def take(place: str, row: Any) -> None:
         problem, (source, _, line) = _problem(row, place, reading), place.rpartition(":")
+        unread.update(_UNREAD & problem.extra.keys() - {reading.answer_field, reading.solution_field, reading.id_field})
         if (key := hash_key(problem)) in forbidden:
             raise records.BadRow("this prompt is held out")
         # Hashes of a million ids take less than half of the memory of the ids.
@@ -337,6 +346,8 @@ def read_problems(
         limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; fix them or raise it"
         fix = limit if reading.on_bad_row == "skip" else reading.fix
         raise records.refusal(bad, name, f": {fix}")
+    if unread:
+        _logger.warning("%s: only rewards read the columns %s", name, ", ".join(sorted(unread)))
     if bad:
         _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
     return problems
@@ -357,7 +368,30 @@ def _problem(row: Any, place: str, reading: RowFormat) -> Problem:
     id_ = place if found.id is None else str(found.id)
     columns = {name: value for name, value in row.items() if name != names["prompt"]}
     prompt = reading.with_system_prompt(found.prompt)
-    return Problem(id_, prompt, found.answer, found.solution, extra=columns, place=place)
+    template = _template_variables(row)
+    return Problem(id_, prompt, found.answer, found.solution, extra=columns, place=place, template=template)
+
+
+def _template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what TRL's columns `tools` and `chat_template_kwargs` give to the chat template."""
+    if pictures := [name for name in _IMAGES if row.get(name)]:
+        raise records.BadRow(f'column "{pictures[0]}": only text is trained on; remove the column')
+    tools, variables = (_parsed_text(row.get(name)) for name in ("tools", "chat_template_kwargs"))
+    if tools and not (isinstance(tools, list) and all(isinstance(one, dict) for one in cast("list[Any]", tools))):
+        raise records.BadRow("tools: expected JSON schemas of functions; rename the column if it is something else")
+    if variables and not isinstance(variables, dict):
+        raise records.BadRow("chat_template_kwargs: expected an object with variables of the chat template")
+    return {**(cast("dict[str, Any]", variables or {})), **({"tools": tools} if tools else {})}
+
+
+def _parsed_text(value: Any) -> Any:
+    """Return the JSON value of a text, as which columns with objects of several shapes are often stored."""
+    if not isinstance(value, str) or not value:
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _is_chat(row: Any, reading: RowFormat) -> bool:
@@ -380,8 +414,15 @@ def _add_columns(row: dict[str, Any], names: Mapping[str, str], reading: RowForm
         and (ground_truth := column(row, "reward_model.ground_truth"))
     ):
         row["answer"] = ground_truth[0]
+    completion: Any = row.get("completion")
+    several = isinstance(completion, list) and len(cast("list[Any]", completion)) > 1
+    if several and isinstance(row.get(names["prompt"]), (str, list)):
+        # Calls of tools and their results come between the question and the answer.
+        row[names["prompt"]] = [*messages_of(row[names["prompt"]]), *cast("list[Any]", completion)[:-1]]
+        if _last_message(completion, "assistant") is None:
+            raise records.BadRow("completion: the last message must be the assistant's")
     messages: Any = row.get(names["prompt"])
-    solution: Any = _last_message(row.get("completion"))
+    solution: Any = _last_message(completion)
     if names["prompt"] == "messages" and (answer := _last_message(messages, "assistant")) is not None:
         solution, row["messages"] = answer, messages[:-1]
     if solution and row.get(names["solution"]) is None:

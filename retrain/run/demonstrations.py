@@ -61,7 +61,7 @@ def played(chat: Chat, pool: EnvPool, problems: Sequence[Problem], seed: int) ->
     rows: list[ExpertRow] = []
     for first in range(0, len(problems), _AT_ONCE):
         some = problems[first : first + _AT_ONCE]
-        rendered = [(problem, chat.prompt(problem.prompt)) for problem in some]
+        rendered = [(problem, chat.prompt_of(problem)) for problem in some]
         most = pool.limits.max_tokens
         requests = [Request(prompt.ids, 1, most, place) for place, (_, prompt) in enumerate(rendered)]
         rollouts = EpisodeRunner(_Script(chat, some), chat, Sampling(seed=seed), pool).roll(rendered, requests)

@@ -298,10 +298,10 @@ class EpisodeRunner:
         new: list[int] = []
         if one.turns:
             messages = self._stitcher.short(answer.messages, self._limits.observation_tokens)
-            new = self._stitcher.ids(messages, one.end)
+            new = self._stitcher.of(one.problem).ids(messages, one.end)
         elif answer.messages or answer.tools_text:
             opening = answer.messages, answer.tools, answer.tools_text
-            one.prompt = self._stitcher.opening(one.problem.prompt, *opening)
+            one.prompt = self._stitcher.of(one.problem).opening(one.problem.prompt, *opening)
         if self._context_left(one) - len(new) < 1:
             one.finish("context")
             return

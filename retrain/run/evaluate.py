@@ -70,7 +70,7 @@ def _measure(context: RunContext) -> Evaluation:
             f"[eval] problems = {settings.problems}, but the task has no held-out problems; "
             "let the task hold out some of its data, or set [eval] problems = 0 to train without evaluation"
         )
-    rendered = [(problem, context.chat.prompt(problem.prompt)) for problem in problems]
+    rendered = [(problem, context.chat.prompt_of(problem)) for problem in problems]
     sampled = _sample(context, rendered, settings.samples, settings.temperature)
     greedy = _sample(context, rendered, 1, 0.0) if settings.greedy else []
     shared = {"samples": settings.samples, "temperature": settings.temperature}

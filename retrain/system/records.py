@@ -63,8 +63,15 @@ class Message(TypedDict):
     content: str
 
 
+def _with_content(message: Any) -> Any:
+    """Return a message that consists of tool calls with content "", which OpenAI's API writes as null."""
+    if isinstance(message, dict) and "tool_calls" in message and message.get("content") is None:
+        return {**message, "content": ""}
+    return cast("Any", message)
+
+
 Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Message], Tag("messages")],
+    Annotated[str, Tag("text")] | Annotated[list[Annotated[Message, BeforeValidator(_with_content)]], Tag("messages")],
     Discriminator(lambda value: "messages" if isinstance(value, list) else "text"),
 ]
 """A text or a list of chat messages."""
@@ -190,9 +197,33 @@ def parquet_rows(path: str | Path) -> Rows:
             for batch in file.iter_batches(batch_size=1024):
                 for row in _batch_rows(batch):
                     number += 1
-                    yield f"{path}:{number}", row
+                    yield f"{path}:{number}", arrow_row(row)
     except (OSError, arrow.ArrowException) as error:
         raise _unreadable(path, error) from error
+
+
+def arrow_row(row: Any) -> Any:
+    """Return a row of a parquet file or data set without the nulls that Arrow adds to messages and schemas of tools.
+
+    Arrow gives all structs of a column the members of each, so that the call of a function gets the arguments of
+    every other function, as nulls, and a chat template would show them.
+    """
+    if not isinstance(row, dict):
+        return row
+    cells = cast("dict[str, Any]", row).items()
+    return {name: _without_nulls(cell) if name == "tools" or _is_chat(cell) else cell for name, cell in cells}
+
+
+def _is_chat(cell: Any) -> bool:
+    return isinstance(cell, list) and all(isinstance(one, dict) and "role" in one for one in cast("list[Any]", cell))
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(member) for member in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_nulls(member) for key, member in cast("dict[str, Any]", value).items() if member is not None}
 
 
 def _batch_rows(batch: Any) -> Iterator[Any]:

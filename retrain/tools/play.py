@@ -46,7 +46,7 @@ def by_model(context: RunContext, number: int) -> Iterator[str]:
         ended.
     """
     problem: Problem = context.task.problem(number)
-    rendered, most = [(problem, context.chat.prompt(problem.prompt))], context.config.training.max_tokens
+    rendered, most = [(problem, context.chat.prompt_of(problem))], context.config.training.max_tokens
     sampling = context.trained.loaded.sampling(derive_seed(context.config.training.seed, "play"))
     rollouts = roll(context, rendered, requests_for(rendered, 1, most), sampling)
     [one] = score(context.chat, context.pool, rendered, rollouts, most)

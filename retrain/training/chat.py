@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -78,6 +78,27 @@ class Chat:
             return TokenizedPrompt(prompt, tuple(ids[start:]))
         text = self.render(messages_of(prompt), add_generation_prompt=True, tools=tools)
         return TokenizedPrompt(text.replace(SEPARATOR, ""), tuple(self.encode(text)))
+
+    def of(self, problem: Problem) -> Chat:
+        """Return the renderer with the template variables of a problem's row."""
+        return replace(self, params={**self.params, **problem.template}) if problem.template else self
+
+    def prompt_of(self, problem: Problem) -> TokenizedPrompt:
+        """Render a problem's prompt with the tools and template variables of its row.
+
+        Raises:
+            DataError: see `prompt`; or the chat template does not show a tool of the row.
+        """
+        prompt = self.of(problem).prompt(problem.prompt)
+        tools: Sequence[Mapping[str, Any]] = problem.template.get("tools", ())
+        hidden = [name for tool in tools if (name := str(tool.get("function", tool).get("name"))) not in prompt.text]
+        if hidden:
+            raise DataError(
+                f"{problem.place or problem.id}: the prompt does not show the row's tool {hidden[0]}, because "
+                f"{'the chat template renders no tools' if self.templated else 'there is no chat template'}; use a "
+                "model whose template does, or remove the column tools"
+            )
+        return prompt
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text that follows other tokens: no special tokens are added."""
@@ -165,9 +186,10 @@ class Chat:
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         rendered = ""
-        for before, answer in _turns(problem, all_turns):
+        chat = self.of(problem)
+        for before, answer in chat._turns(problem, all_turns):
             try:
-                prompt = self.prompt(self._plain(before))
+                prompt = chat.prompt(self._plain(before))
             except Exception as error:  # a template may raise anything
                 raise DataError(f"{problem.id}: {error}") from error
             if not prompt.text.startswith(rendered):
@@ -200,6 +222,14 @@ class Chat:
             f"the chat template renders the prompt differently once it is answered: {text[at : at + 40]!r} becomes "
             f"{whole[at : at + 40]!r}; with several turns, a served model reads other tokens than those of its training"
         )
+
+    @cached_property
+    def dated(self) -> bool:
+        """True if the chat template writes today's date into prompts."""
+        if not self.templated:
+            return False
+        marked = replace(self, params={"strftime_now": lambda form: _REPLY, **self.params})
+        return _REPLY in marked.render([{"role": "user", "content": "x"}])
 
     @cached_property
     def end_id(self) -> int:
@@ -243,7 +273,9 @@ class Chat:
             DataError: the template refuses the messages; some refuse a system message, or two turns of one role.
         """
         try:
-            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **self.params, **options))
+            own = self.params.get("tools") or []
+            variables = {**self.params, **options, "tools": [*own, *(options.get("tools") or [])] or None}
+            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables))
         except Exception as error:  # a template may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise DataError(f"the chat template does not render messages of {roles}: {error}") from error
@@ -277,6 +309,25 @@ class Chat:
         """Pattern of the first character of a special token, which it matches wherever a special token begins."""
         known = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         return re.compile(f"(?=(?:{'|'.join(map(re.escape, known))}))(.)" if known else "(?!)()", re.DOTALL)
+
+    def _turns(self, problem: Problem, all_turns: bool) -> list[_PromptAndAnswer]:
+        """Return (context, answer) of every turn to imitate."""
+        prompt = problem.prompt
+        last: _PromptAndAnswer = (prompt, problem.solution or "")
+        if isinstance(prompt, str) or not all_turns:
+            return [last]
+        earlier = [index for index, message in enumerate(prompt) if index and message["role"] == "assistant"]
+        return [*((prompt[:index], self._as_written(prompt, index)) for index in earlier), last]
+
+    def _as_written(self, messages: Messages, index: int) -> str:
+        """Return an assistant's message as the model writes it: its text, or the template's rendering of its calls."""
+        message: Mapping[str, Any] = messages[index]
+        if not message.get("tool_calls") or not self.templated:
+            return str(message["content"])
+        before = self.render(messages[:index], add_generation_prompt=True)
+        whole = self.render(messages[: index + 1])
+        end = str(self.tokenizer.convert_ids_to_tokens(self.end_id))
+        return whole[len(before) :].rpartition(end)[0] if whole.startswith(before) else str(message["content"])
 
     def _plain(self, prompt: str | Messages) -> str | Messages:
         if self.templated or isinstance(prompt, str) or [message["role"] for message in prompt] != ["user"]:
@@ -326,13 +377,3 @@ class Transcript:
 def plain_text(prompt: str | Messages) -> str:
     """Return a prompt as text without a template; the contents of messages are put one per line."""
     return prompt if isinstance(prompt, str) else "".join(f"{message['content']}\n" for message in prompt)
-
-
-def _turns(problem: Problem, all_turns: bool) -> list[_PromptAndAnswer]:
-    """(context, answer) of every turn to imitate."""
-    prompt = problem.prompt
-    last: _PromptAndAnswer = (prompt, problem.solution or "")
-    if isinstance(prompt, str) or not all_turns:
-        return [last]
-    earlier = [index for index, message in enumerate(prompt) if index and message["role"] == "assistant"]
-    return [*((prompt[:index], prompt[index]["content"]) for index in earlier), last]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 
 from retrain.errors import DataError
 from retrain.training.chat import SEPARATOR, Chat, Messages, TokenizedPrompt
-from retrain.types import messages_of
+from retrain.types import Problem, messages_of
 
 Tools = Sequence[Mapping[str, Any]]
 """JSON schemas of functions that the model may call."""
@@ -50,6 +51,14 @@ class ChatStitcher:
                 f"the chat template cannot continue a conversation after a sampled reply: {problem}; "
                 'use a model with another template, or [model] chat = "off"'
             )
+
+    def of(self, problem: Problem) -> ChatStitcher:
+        """Return the stitcher with the template variables of a problem's row."""
+        if not problem.template:
+            return self
+        other = copy.copy(self)
+        other._chat = self._chat.of(problem)
+        return other
 
     def opening(
         self, prompt: str | Messages, messages: RoleTexts, tools: Tools = (), tools_text: str = ""

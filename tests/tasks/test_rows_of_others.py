@@ -49,6 +49,39 @@ def test_rows_of_other_trainers_need_no_other_data(tmp_path, row, params, prompt
     assert (problem.prompt, problem.answer, problem.solution) == (prompt, answer, solution)
 
 
+def test_a_parquet_file_gives_each_call_its_own_arguments(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    import pyarrow.parquet as parquet
+
+    calls = [{"function": {"name": "add", "arguments": {"a": 1}}}, {"function": {"name": "neg", "arguments": {"x": 1}}}]
+    prompt = [*USER, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "3"}]
+    tools = [
+        {"name": "add", "parameters": {"a": {"type": "string"}}},
+        {"name": "neg", "parameters": {"x": {"type": "integer"}}},
+    ]
+    cases = [{"input": "1", "expected": None}]
+    row = {"prompt": prompt, "tools": tools, "cases": cases, "answer": "3"}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "data.parquet")
+    problem = Parquet(0, path=str(tmp_path / "data.parquet"), heldout_fraction=0.0).problem(0)
+    assert problem.prompt == [*USER, {**prompt[1], "content": ""}, prompt[2]]
+    assert problem.template["tools"][1] == tools[1]
+    assert problem.extra["cases"] == cases, "other columns stay as they are"
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"tools": ["python"]}, "tools: expected JSON schemas of functions"),
+        ({"tools": "python"}, "tools: expected JSON schemas of functions"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs: expected an object"),
+        ({"completion": [ASSISTANT, *USER]}, "completion: the last message must be the assistant's"),
+    ],
+)
+def test_a_column_of_trl_with_something_else_is_a_bad_row(tmp_path, row, problem):
+    with pytest.raises(DataError, match=problem):
+        read(tmp_path, {"prompt": USER, "answer": "4"} | row)
+
+
 def test_rewards_find_the_columns_as_they_were(tmp_path):
     problem = read(tmp_path, {"prompt": "p", "ground_truth": 4, "level": 2}, answer_field="ground_truth")
     assert (problem.answer, problem.extra) == ("4", {"ground_truth": 4, "level": 2})

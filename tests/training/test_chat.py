@@ -7,6 +7,7 @@ import pytest
 from retrain.errors import DataError
 from retrain.rewards.text import format_matches
 from retrain.training.chat import Chat
+from retrain.training.chat_stitcher import ChatStitcher
 from retrain.types import Problem
 from tests.make_checkpoint import make_tokenizer
 
@@ -24,6 +25,45 @@ def loaded(chat=True, mode="auto"):
 
 def texts(model, row):
     return [model.tokenizer.decode(row.ids[start:end]) for start, end in row.spans]
+
+
+SCHEMA = {"type": "function", "function": {"name": "add", "parameters": {}}}
+CALLING = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% if terse %}short{% endif %}{% for m in messages %}"
+    "<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
+    "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_tools_and_template_variables_of_a_row_are_rendered():
+    model = loaded()
+    model.tokenizer.chat_template = CALLING
+    plain, row = Problem("f:1", [USER], ""), Problem("f:2", [USER], "", template={"tools": [SCHEMA], "terse": True})
+    assert model.prompt_of(plain).text == "<|user|>one and two?<|end|><|assistant|>"
+    shown = model.prompt_of(row).text
+    assert '"name": "add"' in shown
+    assert shown.endswith("short<|user|>one and two?<|end|><|assistant|>")
+    assert shown == ChatStitcher(model).of(row).opening(row.prompt, ()).text
+    assert "tools" in ChatStitcher(model).of(row)._chat.params
+
+
+@pytest.mark.parametrize(("chat", "why"), [(True, "the chat template renders no tools"), (False, "no chat template")])
+def test_tools_that_the_prompt_would_not_show_are_refused(chat, why):
+    with pytest.raises(DataError, match=rf"d.jsonl:3: the prompt does not show the row's tool add, because .*{why}"):
+        loaded(chat).prompt_of(Problem("7", "1+2?", "", template={"tools": [SCHEMA]}, place="d.jsonl:3"))
+
+
+def test_calls_are_imitated_and_their_results_are_not():
+    model = loaded()
+    model.tokenizer.chat_template = CALLING
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+    prompt = [USER, call, {"role": "tool", "content": "3"}]
+    row = model.conversation(Problem("f:1", prompt, "", "three"), all_turns=True)
+    assert texts(model, row) == [
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|end|>',
+        "three<|end|>",
+    ]
+    assert "<|tool|>3<|end|><|assistant|>three<|end|>" in model.tokenizer.decode(row.ids)
 
 
 def test_the_last_turn_alone_is_imitated():

@@ -203,7 +203,7 @@ class ContinuousCollector:
         self._cursor = int(saved.get("cursor", self._cursor))
         for state in saved.get("pending", ()):
             problem = Problem(**state["problem"])
-            group = self._add(int(state["index"]), (problem, self._context.chat.prompt(problem.prompt)))
+            group = self._add(int(state["index"]), (problem, self._context.chat.prompt_of(problem)))
             if state["rollouts"]:
                 group.rollouts = [Rollout.of_row(row) for row in state["rollouts"]]
                 self._complete.append(group)

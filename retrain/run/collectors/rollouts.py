@@ -111,7 +111,7 @@ def draw(
                 f"have {min(too_long)} to {max(too_long)} tokens; change the limit, or the data"
             )
         problem = task.problem(cursor)
-        prompt = chat.prompt(problem.prompt)
+        prompt = chat.prompt_of(problem)
         cursor += 1
         if len(prompt.ids) <= most_tokens:
             found.append((problem, prompt))

@@ -248,7 +248,7 @@ class _Hints(NamedTuple):
         if not hint:
             return []
         try:
-            shown = self.chat.prompt(self._written(problem.prompt, hint)).ids
+            shown = self.chat.of(problem).prompt(self._written(problem.prompt, hint)).ids
         except DataError:  # a template that refuses the message
             return []
         found = [*shown, *batch.input_ids[row, first:end].tolist()]
