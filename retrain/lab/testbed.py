@@ -90,11 +90,12 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         "name": f"testbed-{file.stem}",
         "tasks": [*tasks],
         "seeds": seeds,
-        "looks": "auto" if seeds > _FIRST_LOOK else [],
         "baseline": baseline,
         "slots": slots or "auto",
         "conditions": [{"label": baseline, **other}, {"label": label, **method}, *added],
     }
+    if seeds > _FIRST_LOOK:
+        campaign["looks"] = "auto"
     if added:
         campaign["controls"] = [one["label"] for one in added]
     if claim is not None:

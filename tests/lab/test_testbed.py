@@ -7,7 +7,7 @@ import pytest
 
 from retrain.algorithms.planning.gram_pattern import read_grams
 from retrain.campaign.plan.load_campaign import load_campaign
-from retrain.campaign.verdict.statistics import power
+from retrain.campaign.verdict.statistics import t_power
 from retrain.errors import ConfigError
 from retrain.lab import testbed
 
@@ -61,7 +61,9 @@ def test_the_campaign_is_valid_on_all_tasks_and_enough_seeds_could_tell(method, 
     loaded = load_campaign(file)
     assert len(loaded.conditions) == 2 * len(testbed.tasks_with_premise())
     assert {*testbed.QUICK} < {*testbed.tasks_with_premise()}
-    assert power(testbed.SEEDS, 2.0, len(testbed.tasks_with_premise()), loaded.settings.alpha) > 0.9
+    tasks = len(testbed.tasks_with_premise())
+    assert t_power(testbed.SEEDS - 1, 2.0 * testbed.SEEDS**0.5, tasks, loaded.settings.alpha) > 0.9
+    assert loaded.settings.look_sizes == (8, 9)
     steps = {config.config.training.max_steps for config in loaded.configs}
     assert max(steps) < 100, "the tasks decide, not the file of the method"
     assert {config.config.environment.name for config in loaded.configs} == {None, "calculator", "guess"}
