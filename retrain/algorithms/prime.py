@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import Finding, transform
+from retrain.registry import transform
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _check_delay(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    if params["delay"] >= (steps := config.training.max_steps) > 0:
-        problem, fix = "process rewards have no effect in any step of this run", f"use fewer than {steps}"
-        yield Finding(("delay",), problem, fix, fatal=False)
-
-
-@transform("process_rloo", table="prime", check=_check_delay)
+@transform("process_rloo", table="prime")
 def process_rloo(  # noqa: PLR0913 - six columns and four keys
     advantages: Tensor,
     process_rewards: Tensor,

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
 from retrain.protocols import StatefulComponent
-from retrain.registry import Finding, signal
+from retrain.registry import signal
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 StepCount = Annotated[int, Field(ge=0)] | Literal["auto"]
-_FULL = 0.9
-"""Final weight below which a warning says that the run hardly uses SEPA."""
 _DECAY = 0.99
 """Decay of the moving average of the variance."""
 _COLLAPSE = 0.2
 """Share of the initial variance below which the schedule "auto" increases the weight."""
 
 
-def _check_end(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the weight stays low until the end, even if the gate opens in the first step."""
-    total = config.training.max_steps
-    if total < 2 or params["schedule"] != "linear":
-        return
-    last = ramp(total - 1, 0, params["steps"], params["delay_steps"], total)
-    if last < _FULL:
-        problem = f"the pooling weight of SEPA is {last:.3g} after {total} steps, and 1 is full pooling"
-        yield Finding(("steps",), problem, 'set [sepa] steps = "auto", or fewer steps', fatal=False)
-
-
-@signal(
-    "sepa_lambda", table="sepa", check=_check_end, stored="sepa/lambda", when={"warmup_steps": ("schedule", ("auto",))}
-)
+@signal("sepa_lambda", table="sepa", stored="sepa/lambda", when={"warmup_steps": ("schedule", ("auto",))})
 class SepaLambda(StatefulComponent):
     """Pooling weight lambda in [0, 1] of the transform `sepa`, and the entropies of planning and execution tokens.
 

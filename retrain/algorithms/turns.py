@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Discount = Annotated[float, Field(ge=0, le=1)]
 
 
-@transform("turn_returns", group_of_one=True)
+@transform("turn_returns")
 def turn_returns(
     turn_rewards: Tensor,
     turn_ids: Tensor,

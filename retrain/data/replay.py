@@ -110,15 +110,12 @@ def _rollout(place: str, row: Any) -> Rollout:
 
 
 def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Check that groups can be replayed before they are too old, and that `share` allows at least one group."""
+    """Check that groups can be replayed before they are too old."""
     if config.rollout.ahead >= params["max_staleness"]:
         ahead = config.rollout.ahead
         key = "max_staleness" if config.rollout.continuous else "overlap"
         problem = f"with [rollout] {key} = {ahead} the newest stored group is {ahead + 1} steps old"
         yield Finding(("max_staleness",), problem, f"use at least {ahead + 1}")
-    if int(params["share"] * config.training.batch_size + 1e-9) < 1:
-        problem = f"is less than one of the {config.training.batch_size} groups of a step"
-        yield Finding(("share",), problem, "raise it, or [training] batch_size", fatal=False)
 
 
 def _has_greedy_rewards(path: str) -> bool:

@@ -160,11 +160,9 @@ class AdvantageTraits(Traits):
     """Traits of an advantage.
 
     Attributes:
-        group_of_one: it is defined for a group with one completion.
         least_rewards: fewest columns of `reward_parts` with which it differs from other advantages.
     """
 
-    group_of_one: bool = False
     least_rewards: int = 1
 
 
@@ -177,13 +175,11 @@ class TransformTraits(Traits):
         correction: it corrects for the difference between the sampler and the trainer.
         drops_only: it is a correction that masks tokens without weighting them, so it can be
             combined with one that weights.
-        group_of_one: see `AdvantageTraits`.
     """
 
     writes: str = "advantages"
     correction: bool = False
     drops_only: bool = False
-    group_of_one: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.registry import Finding, reward
+from retrain.registry import reward
 from retrain.rewards.judge_endpoint import SENDS, JudgeEndpoint, check_for, columns_of, filled, last_line, unfit_for
 from retrain.rewards.rubric import reward_of
 from retrain.system.masking import masked
@@ -27,20 +27,11 @@ _ENTRY = re.compile(r"[\s*_`\[(]*([A-Za-z0-9]+)[\s*_`\])]*[:=][\s*_]*(-?\d+(?:\.
 _DECORATION = "*_`[]() \t"
 
 
-def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Yield errors of the settings, and a warning if evaluation would measure correctness by ranks."""
-    yield from check_for("completions")(params, config)
-    if params["mode"] == "ranking" and len(config.rewards) == 1 and config.eval.problems:
-        problem = "a rank does not measure correctness, and a single completion always has the rank 1/2"
-        fix = "add a reward that measures correctness to evaluate with, or set [eval] problems = 0"
-        yield Finding(("mode",), problem, fix, fatal=False)
-
-
 @reward(
     "judge_group",
     correctness=False,
     timeout_s=180.0,
-    check=_check,
+    check=check_for("completions"),
     problems=unfit_for("completions"),
     parts=columns_of,
     reaches=SENDS,

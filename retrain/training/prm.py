@@ -38,9 +38,6 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     if path is None and params["update"] == "none" and params["reference"] == "frozen":
         problem = "a process reward model that equals its reference and is not trained gives reward 0 to every token"
         yield Finding(("update",), problem, 'set update = "after", or name a trained model in [prime] path')
-    if params["every"] == "epoch" and config.training.epochs == 1:
-        problem = 'with one epoch "epoch" is the same as "step"'
-        yield Finding(("every",), problem, 'set [training] epochs to at least 2, or every = "step"', fatal=False)
     yield from check_path(path, config, "process reward model")
 
 

@@ -104,11 +104,6 @@ def test_it_is_refused_with_key_and_fix(loaded, what, overrides, says):
     assert found.fix
 
 
-def test_process_rewards_that_come_too_late_are_warned_of(loaded):
-    (warning,) = loaded(PRIME, "prime.delay=200").warnings
-    assert (warning.key, "have no effect in any step" in warning.problem) == ("[prime] delay", True)
-
-
 @pytest.mark.parametrize("overrides", SOUND, ids=" ".join)
 def test_it_is_in_order(loaded, overrides):
     assert loaded(*overrides).warnings == ()

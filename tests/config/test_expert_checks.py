@@ -53,12 +53,9 @@ def test_a_chat_and_a_model_without_a_chat_template(loaded, tmp_path):
     assert valid or "the row is a chat, and builtin:tiny renders none" in found[0]
 
 
-def test_a_table_that_no_term_reads_is_warned_about(loaded):
-    (warning,) = loaded('[expert]\npath = "expert.jsonl"\n').warnings
-    assert (warning.line, warning.problem) == (1, "no loss term trains on expert rows")
+def test_a_term_of_weight_0_needs_no_rows(loaded):
     off = loaded(TERMS + '[expert]\npath = "expert.jsonl"\n', "loss.1.weight=0.0")
-    assert [warning.problem for warning in off.warnings] == ["no loss term trains on expert rows"]
-    assert off.division == (16, 0)
+    assert (off.warnings, off.division) == ((), (16, 0))
 
 
 def test_there_must_be_room_for_a_prompt(loaded):
@@ -71,14 +68,6 @@ def test_there_must_be_room_for_a_prompt(loaded):
     assert problem(loaded, text, "training.batch_size=1").fix == "raise [training] batch_size"
     for bound in ("0.0", "1.0"):
         assert "out of range" in problem(loaded, text, f"expert.ratio={bound}").problem
-
-
-def test_rows_that_form_no_whole_group_are_reported(loaded):
-    text = TERMS + '[expert]\npath = "expert.jsonl"\nratio = 0.3\n[training]\nbatch_size = 4\ngroup_size = 8\n'
-    (warning,) = loaded(text).warnings
-    assert (warning.key, warning.line) == ("[expert] ratio", 7)
-    assert warning.problem == "10 of 32 rows leave 2 whole groups of 8, and 6 rows unused"
-    assert warning.fix.endswith("the share of these rows is now 0.385")
 
 
 @pytest.mark.parametrize("case", [case for case in MIX["expert_batch"] if 0 < case["ratio"] < 1])

@@ -79,21 +79,6 @@ def test_a_rounding_of_nothing_is_refused(loaded, more):
         loaded(MODEL.format(path="a/b", more=f'rounding = "stochastic"\n{more}'))
 
 
-WARNINGS = [
-    ('[algorithm]\ntransform_mode = ["surprisal_mask"]', "transform_mode", "changes nothing with rho = 0"),
-    ("[training]\ngroup_size = 1", "group_size", "has no baseline"),
-    ('[algorithm]\nadvantage_mode = "grpo_lp"\n[training]\nmax_tokens = 2000', "gamma", "scores below a wrong one"),
-]
-
-
-@pytest.mark.parametrize(("text", "key", "says"), WARNINGS, ids=[row[1] for row in WARNINGS])
-def test_an_oddity_is_a_warning(loaded, text, key, says):
-    (warning,) = loaded(text).warnings
-    assert key in warning.key
-    assert says in warning.problem
-    assert warning.fix
-
-
 def test_sections_with_mistakes_do_not_hide_other_mistakes(loaded):
     text = '[model]\npath = 3\n[[rewards]]\nweight = "x"\n[algorithm]\nuncertainty_kind = "x"\n[eval]\nevery = -1\n'
     with pytest.raises(ConfigError, match="uncertainty_kind") as caught:

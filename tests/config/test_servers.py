@@ -84,11 +84,3 @@ def test_an_adapter_by_itself_needs_adapters(tmp_path):
     assert problem.startswith(f"{tmp_path}/run.toml:5:")
     assert "there is no adapter; set [model.lora]" in problem
     assert problems(tmp_path, *lines, "[model.lora]").warnings == ()
-
-
-def test_merging_in_bfloat16_says_what_it_loses(tmp_path):
-    lines = (SERVER, "[model.lora]", "[vllm]", 'urls = ["http://127.0.0.1:8000"]')
-    assert problems(tmp_path, *lines).warnings == ()
-    [warning] = problems(tmp_path, *lines, 'lora = "merged"').warnings
-    assert "smaller than a weight's last digit are lost" in str(warning)
-    assert problems(tmp_path, *lines, 'lora = "merged"', 'dtype = "float32"').warnings == ()

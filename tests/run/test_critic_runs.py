@@ -39,18 +39,5 @@ def test_one_completion_per_prompt_is_enough(train):
     assert all(step["update/skipped"] == 0 for step in rows(run / "metrics.jsonl"))
 
 
-WARNED = [
-    ((*PPO, "critic.warmup_steps=4"), "the policy is not trained in any step"),
-    ((*PPO, "gae.lam=0.95", "training.max_tokens=2000"), "a reward at the end of 2000 tokens decays"),
-    ((*PPO, "gae.length_alpha=0.05", "training.max_tokens=64"), "lambda is at most 0.69 in 64 tokens"),
-]
-
-
-@pytest.mark.parametrize(("overrides", "says"), WARNED, ids=[says for _, says in WARNED])
-def test_it_is_warned_of(toml, overrides, says):
-    (warning,) = load(toml, overrides).warnings
-    assert says in warning.problem
-
-
 def test_it_is_in_order(toml):
     assert load(toml, [*PPO, "training.group_size=1", "gae.gamma=0.9", "critic.gamma=0.9"]).warnings == ()

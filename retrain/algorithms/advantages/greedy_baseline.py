@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@advantage("remax", group_of_one=True)
+@advantage("remax")
 def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
     """Reward minus the reward of greedy decoding.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import Finding, advantage
+from retrain.registry import advantage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,14 +103,7 @@ def reinforce_pp(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return grpo(rewards, group_ids)
 
 
-def _check_penalty(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    gamma, most = params["gamma"], config.training.max_tokens
-    if gamma * most > 1:
-        problem = f"{gamma:g} x max_tokens = {gamma * most:g}: a long correct answer scores below a wrong one"
-        yield Finding(("gamma",), problem, f"use at most {1 / most:.2g}", fatal=False)
-
-
-@advantage("grpo_lp", check=_check_penalty)
+@advantage("grpo_lp")
 def grpo_lp(
     rewards: Tensor,
     correct: Tensor,

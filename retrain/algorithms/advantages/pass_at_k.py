@@ -18,13 +18,10 @@ SubsetSize = Annotated[int, Field(ge=1)]
 
 
 def _check_subset(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Report an error if k is larger than the group size, and a warning if they are equal."""
+    """Report an error if k is larger than the group size."""
     k, size = params["k"], config.training.group_size
     if k > size:
         yield Finding(("k",), f"k = {k} is larger than group_size = {size}", f"set k <= {size}")
-    elif k == size > 1:
-        problem = f"k = group_size = {size}: only the best completion of a group gets credit"
-        yield Finding(("k",), problem, f"set k <= {size // 2}", fatal=False)
 
 
 @advantage("pkpo", check=_check_subset)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from retrain import functional as F
 from retrain.algorithms.advantages.group_baselines import grpo
-from retrain.registry import Finding, advantage
+from retrain.registry import advantage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,15 +18,7 @@ DegreesLost = Annotated[int, Field(ge=0, le=1)]
 Epsilon = Annotated[float, Field(gt=0)]
 
 
-def _check_updates(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if a batch has several updates, because the baseline is optimal on policy only."""
-    updates = config.training.epochs * config.training.minibatches
-    if updates > 1:
-        problem = f"the baseline of opo is optimal on policy only, but a batch has {updates} updates"
-        yield Finding((), problem, "set [training] epochs = 1 and minibatches = 1", fatal=False)
-
-
-@advantage("opo", check=_check_updates)
+@advantage("opo")
 def opo(rewards: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
     """Reward minus the group's mean reward weighted by length.
 
@@ -70,14 +62,7 @@ def lite_ppo(rewards: Tensor, group_ids: Tensor, *, ddof: DegreesLost = 1, eps: 
     return (grpo(rewards, group_ids) / (spread + eps)).where(spread > 0, 0.0)
 
 
-def _check_environment(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn about rewards of an environment, which are not among the parts."""
-    if config.environment.name is not None:
-        problem = "gdpo reads [[rewards]] alone, not what the environment itself returns"
-        yield Finding((), problem, "score episodes by [[rewards]], or use grpo_std", fatal=False)
-
-
-@advantage("gdpo", check=_check_environment, least_rewards=2)
+@advantage("gdpo", least_rewards=2)
 def gdpo(
     reward_parts: Tensor,
     reward_weights: Sequence[float],

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from math import log
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
 from retrain.algorithms.losses.surrogates import ratio_metrics
-from retrain.registry import Finding, loss
+from retrain.registry import loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,18 +94,7 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
     return (-weight * advantages * new).where(~dropped, 0.0), ratio_metrics(dropped, log_ratio)
 
 
-_LONG = 1000
-"""Number of tokens beyond which the product of a row's ratios is almost always near 0 or above 1."""
-
-
-def _check_level(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the ratio of long sequences is used."""
-    if params["level"] == "sequence" and config.training.max_tokens > _LONG:
-        problem = f"the ratio of a row of up to {config.training.max_tokens} tokens is almost always near 0 or above 1"
-        yield Finding(("level",), problem, 'use level = "token" or "geometric"', fatal=False)
-
-
-@loss("topr", vanishes=True, check=_check_level)
+@loss("topr", vanishes=True)
 def topr(
     logprobs: Tensor,
     sampler_logprobs: Tensor,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
 from retrain.algorithms.losses.surrogates import clipped
-from retrain.registry import Finding, loss
+from retrain.registry import loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,19 +123,7 @@ def sapo(
     }
 
 
-_RATIO_BOUND = 0.28
-"""Largest common bound of a ratio; bounds of a log-ratio are larger."""
-
-
-def _check_log_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn of bounds that are probably taken from a loss that clips the ratio."""
-    for key in ("eps_low", "eps_high"):
-        if params[key] <= _RATIO_BOUND:
-            problem = f"{params[key]:g} is a bound of the log-ratio here, but looks like a bound of the ratio"
-            yield Finding((key,), problem, "set it to 0.4, as in the paper", fatal=False)
-
-
-@loss("gmpo", vanishes=True, check=_check_log_bounds)
+@loss("gmpo", vanishes=True)
 def gmpo(
     logprobs: Tensor,
     old_logprobs: Tensor,

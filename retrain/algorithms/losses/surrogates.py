@@ -6,13 +6,12 @@ also where a column is NaN or infinite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import Finding, loss
+from retrain.registry import loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,20 +34,7 @@ def reinforce(logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Te
     return -F.masked.keep(logprobs, response_mask) * F.masked.keep(advantages, response_mask)
 
 
-_USUAL_BOUNDS = ((0.2, 0.2), (0.2, 0.28))
-"""The bounds of PPO and of DAPO; other bounds count as tuned."""
-
-
-def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the bounds or `dual_clip` were tuned, but a batch has a single update, so they have no effect."""
-    tuned = (params["eps_low"], params["eps_high"]) not in _USUAL_BOUNDS
-    key = "eps_low" if tuned else "dual_clip" if params["dual_clip"] is not None else None
-    if key and config.training.epochs * config.training.minibatches == 1:
-        problem = "the clip has no effect: a batch has a single update, in which every ratio is 1"
-        yield Finding((key,), problem, "set [training] epochs or minibatches to at least 2", fatal=False)
-
-
-@loss("ppo_clip", vanishes=True, check=_check_bounds)
+@loss("ppo_clip", vanishes=True)
 def ppo_clip(  # noqa: PLR0913 - four columns and three keys
     logprobs: Tensor,
     old_logprobs: Tensor,

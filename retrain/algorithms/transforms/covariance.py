@@ -93,18 +93,7 @@ def high_covariance(advantages: Tensor, old_logprobs: Tensor, response_mask: Ten
     return marked.view_as(advantages)
 
 
-def _check_clip(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the clip that this method replaces is also in use, or if nothing moves the policy."""
-    used = {term.name for term in config.loss if term.weight != 0}
-    if used <= {"kl_cov", "kl", "entropy", "adaptive_entropy"}:
-        problem = "kl_cov is a penalty on changes, and no other term changes the policy by its rewards"
-        yield Finding((), problem, 'add name = "importance_sampling"', fatal=False)
-    if "ppo_clip" in used:
-        problem = "kl_cov replaces the clip, but ppo_clip is in the list too"
-        yield Finding((), problem, 'use name = "importance_sampling" instead of ppo_clip', fatal=False)
-
-
-@loss("kl_cov", check=_check_clip)
+@loss("kl_cov")
 def kl_cov(logprobs: Tensor, old_logprobs: Tensor, high_covariance: Tensor, response_mask: Tensor) -> Tensor:
     """Penalty on the change of the few tokens that would lower the entropy most.
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@transform("opd", group_of_one=True)
+@transform("opd")
 def opd(  # noqa: PLR0913 - four columns and three keys
     advantages: Tensor,
     teacher_logprobs: Tensor,

@@ -18,24 +18,11 @@ Smallest = Annotated[float, Field(gt=0)]
 Entropy = Annotated[float, Field(ge=0)]
 
 
-_LATE = 1000
-"""Number of tokens beyond which few rows of a small group have a token at the same position."""
-_SMALL_GROUP = 8
-"""Group size from which no warning is given."""
-
-
 def _check_positions(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Check the bounds of the entropy, and warn if few rows of a group reach late positions."""
+    """Check the bounds of the entropy."""
     low, high = params["entropy_min"], params["entropy_max"]
     if None not in (low, high) and low > high:
         yield Finding(("entropy_min",), f"{low:g} is above entropy_max = {high:g}", "set entropy_min <= entropy_max")
-    training = config.training
-    if training.max_tokens > _LATE and training.group_size < _SMALL_GROUP:
-        problem = (
-            f"gtpo_paper compares the t-th tokens of a group, and with max_tokens = {training.max_tokens} few of its "
-            f"{training.group_size} rows reach late positions"
-        )
-        yield Finding((), problem, f"set [training] group_size >= {_SMALL_GROUP}", fatal=False)
 
 
 @transform("gtpo_paper", check=_check_positions)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import Finding, transform
+from retrain.registry import transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,38 +15,10 @@ if TYPE_CHECKING:
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
-_FEW = 4
-"""Group size below which a baseline that includes the row itself removes much of its return."""
-
-
-def _check_group(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the baseline of a position consists mostly of the row's own return."""
-    size = config.training.group_size
-    if size < _FEW:
-        problem = f"the baseline of otb includes the row itself, but a group has only {size} rows"
-        yield Finding((), problem, f"set [training] group_size >= {_FEW}", fatal=False)
-
-
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
-_LEAST = 10
-"""Least length_alpha * max_tokens: below it, lambda is below 0.9 even in the longest rows."""
-_SPARSE_TOKENS = 1000
-"""Number of tokens over which a final reward decays to almost 0 for every lambda below 1."""
 
 
-def _check_trace(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the credit of a final reward decays before it reaches the first tokens."""
-    alpha, tokens = params["length_alpha"], config.training.max_tokens
-    if alpha is not None and alpha * tokens < _LEAST:
-        problem = f"lambda is at most {max(0.0, 1 - 1 / (alpha * tokens)):.2f} in {tokens} tokens"
-        fix = f"set length_alpha >= {_LEAST / tokens:.2g}, more for shorter answers, or lam = 1 instead"
-        yield Finding(("length_alpha",), problem, fix, fatal=False)
-    elif alpha is None and params["lam"] < 1 and tokens > _SPARSE_TOKENS and config.environment.name is None:
-        problem = f"with lam = {params['lam']:g} a reward at the end of {tokens} tokens decays"
-        yield Finding(("lam",), problem, "set lam = 1, or length_alpha = 0.05", fatal=False)
-
-
-@transform("gae", check=_check_trace, group_of_one=True)
+@transform("gae")
 def gae(
     turn_rewards: Tensor,
     values: Tensor,
@@ -88,7 +59,7 @@ def gae(
     return F.returns.unpack(F.returns.discounted_sum(rewards + gamma * ahead - value, gamma * decay), response_mask)
 
 
-@transform("otb", check=_check_group, group_of_one=True)
+@transform("otb")
 def otb(  # noqa: PLR0913 - five columns and two keys
     turn_rewards: Tensor,
     old_logprobs: Tensor,

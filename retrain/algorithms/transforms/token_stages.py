@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import Finding, transform
+from retrain.registry import transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,13 +101,7 @@ def sepa(
     return pooled.where(execution, uncertainty)
 
 
-def _check_share(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn if the stage is used but switched off."""
-    if params["rho"] == 0:
-        yield Finding((), "surprisal_mask changes nothing with rho = 0", "set [surprisal_mask] rho = 0.2", fatal=False)
-
-
-@transform("surprisal_mask", check=_check_share)
+@transform("surprisal_mask")
 def surprisal_mask(
     advantages: Tensor,
     uncertainty: Tensor,

@@ -126,16 +126,10 @@ def _no_correction(stage: Bound) -> str:
 
 
 def expert_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Require a source of expert rows for terms that train on them; warn about a source without such a term."""
+    """Require a source of expert rows for terms that train on them."""
     terms = {source_of(one): place for place, one in enumerate(resolved.all("loss")) if one.params["weight"] != 0}
     found = {slot: one for slot, one in resolved.slots.items() if slot.kind == "source"}
-    if "expert" not in terms:
-        for slot, one in found.items():
-            if not brings(one, "rollouts"):
-                fix = 'add [[loss]] name = "sft", or remove the table'
-                yield Finding(slot.params_path or slot.path, "no loss term trains on expert rows", fix, fatal=False)
-        return
-    if not any(brings(one, "expert") for one in found.values()):
+    if "expert" in terms and not any(brings(one, "expert") for one in found.values()):
         place = terms["expert"]
         problem = f'"{resolved.all("loss")[place].name}" trains on expert rows, and no file of them is set'
         fix = 'add [expert] path = "FILE.jsonl"; `retrain task export` writes one for a task with worked solutions'
@@ -147,13 +141,6 @@ def own_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
     batch, group = config.training.batch_size, config.training.group_size
     used = [one for one in resolved.sources.values() if ratio_of(one)]
     prompts, rows = division(config, [*map(ratio_of, used)])
-    if lost := (batch * group - sum(rows)) % group if used and prompts >= 1 else 0:
-        problem = f"{sum(rows)} of {batch * group} rows leave {prompts} whole groups of {group}, and {lost} rows unused"
-        share = sum(rows) / (prompts * group + sum(rows))
-        fix = f"use a ratio for whole groups; the share of these rows is now {share:.3f}"
-        slot = next(slot for slot, one in resolved.slots.items() if one is used[0])
-        at = (*slot.params_path, registry.source.traits_of(used[0].component).ratio)
-        yield Finding(at, problem, fix, fatal=False)
     if prompts < 1:
         whose = "expert rows" if not any(brings(one, "rollouts") for one in used) else "rows of sources"
         problem = f"{sum(rows)} of {batch * group} rows are {whose}: no room for a prompt with {group} completions"

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from retrain import registry
 from retrain.config.reported_metrics import metric_problem
 from retrain.config.resolve import Resolved, mixed_labels
 from retrain.config.schema import Config
@@ -121,20 +120,6 @@ def minibatches(config: Config, resolved: Resolved) -> Iterator[Finding]:
             f"do not divide into {training.minibatches} equal parts",
             f"use a divisor of {rows}",
         )
-
-
-def group_size(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Warn about a group size of 1 with group-relative advantages."""
-    if config.training.group_size == 1 and not _has_credit_without_group(resolved):
-        problem = "a group of one completion has no baseline: every group-relative advantage is 0"
-        yield Finding(("training", "group_size"), problem, "use 4 to 16", fatal=False)
-
-
-def _has_credit_without_group(resolved: Resolved) -> bool:
-    """Return True if a stage of the run gives credit to a completion that is alone in its group."""
-    kinds = {"advantage": registry.advantage, "transform": registry.transform}
-    used = [stage for stage in resolved.contributing if stage.kind in kinds]
-    return any(kinds[stage.kind].traits_of(stage.bound.component).group_of_one for stage in used)
 
 
 def micro_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:

@@ -37,11 +37,6 @@ def check_table(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     lora, adapts = params["lora"], config.model.lora is not None
     if lora == "adapter" and not adapts:
         yield Finding(("lora",), "this run trains all weights: there is no adapter", "set [model.lora]")
-    exact = resolved(params["dtype"], config.model.dtype) == "float32"
-    if lora == "merged" and adapts and not exact:
-        problem = "merged in bfloat16, updates smaller than a weight's last digit are lost: the sampler becomes stale"
-        fix = 'remove it if vLLM supports adapters for this model; or set dtype = "float32"'
-        yield Finding(("lora",), problem, fix, fatal=False)
     # Also checked for runs with another engine, because `retrain serve` reads these addresses too.
     for index, problem, fix in address_mistakes(params.get("urls", ()), params.get("allow_remote", False)):
         yield Finding(("urls", index), problem, fix)

@@ -30,9 +30,6 @@ _UnitShare = Annotated[float, Field(ge=0, le=1)]
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     yield from check_path(params["path"], config, "critic")
-    if params["warmup_steps"] >= (steps := config.training.max_steps) > 0:
-        problem = "the policy is not trained in any step of this run"
-        yield Finding(("warmup_steps",), problem, f"set it below {steps}", fatal=False)
 
 
 @signal("values", table="critic", check=_check, models=("trained",))

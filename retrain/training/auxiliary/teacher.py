@@ -42,9 +42,6 @@ def _check_hindsight(params: Mapping[str, Any], config: Any) -> Iterator[Finding
     if config.rollout.ahead:
         problem = "prompts of batches that are sampled ahead are not stored, so a hint cannot be added to them"
         yield Finding(("source",), problem, "set [rollout] overlap = 0")
-    if config.training.group_size == 1 and not params["feedback"]:
-        problem = "a group of one completion has no other completion that could be the hint"
-        yield Finding(("source",), problem, "raise [training] group_size, or set feedback = true", fatal=False)
 
 
 def _check_model(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
@@ -55,9 +52,6 @@ def _check_model(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("model",), f'"{path}" has random weights', "name a trained model")
     elif path is not None and (problem := problem_with(path)):
         yield Finding(("model",), *problem)
-    elif path in (None, config.model.path):
-        problem = "the teacher is the initial policy, so that opd is a KL penalty against it"
-        yield Finding((), problem, "name a better model in [teacher] model", fatal=False)
 
 
 def _models(params: Mapping[str, Any]) -> tuple[str, ...]:

@@ -70,8 +70,3 @@ def test_maxrl_is_zero_for_means_at_or_below_eps():
 def test_grpo_std_takes_the_parameters_of_other_trainers():
     found = advantage("grpo_std", [1, 0, 0, 0], [0] * 4, ddof=1, eps=1e-4)
     assert found[0].item() == pytest.approx(0.75 / (0.5 + 1e-4), abs=1e-12)
-
-
-def test_grpo_lp_warns_when_a_correct_answer_can_score_below_a_wrong_one():
-    with pytest.warns(UserWarning, match="gamma"):
-        advantage("grpo_lp", [1, 0], [0, 0], gamma=0.1)
