@@ -250,13 +250,13 @@ MUTANTS = [
     Mutant(
         "ties left out of the permutation test",
         "campaign/verdict/statistics.py",
-        [(">= t[0, order] * (1 - _TIE) - _TIE", "> t[0, order] * (1 + _TIE) + _TIE")],
+        [(">= evidence[0, order] * (1 - _TIE) - _TIE", "> evidence[0, order] * (1 + _TIE) + _TIE")],
         ["campaign/verdict/test_statistics.py"],
     ),
     Mutant(
         "the step-down maximum over the earlier comparisons",
         "campaign/verdict/statistics.py",
-        [("t[:, order[::-1]], axis=1)[:, ::-1]", "t[:, order[::-1]], axis=1)")],
+        [("evidence[:, order[::-1]], axis=1)[:, ::-1]", "evidence[:, order[::-1]], axis=1)")],
         ["campaign/verdict/test_statistics.py"],
     ),
     Mutant(
@@ -364,7 +364,7 @@ MUTANTS = [
     Mutant(
         "layers left unsharded by a probe that raised",
         "training/model/forward.py",
-        [("            self.shards.recover()\n", "")],
+        [("            self.shards.recover()\n            return False\n", "            return False\n")],
         ["training/test_ranks.py"],
     ),
     Mutant(

@@ -29,7 +29,7 @@ def test_the_second_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment)
         until(hanging.is_set, run)
         run.send_signal(signal.SIGINT)
         if moment == "/inference/v1/generate":
-            for line in run.stdout:
+            for line in run.stdout or ():
                 if "a second signal ends it at once" in line:
                     break
             run.send_signal(signal.SIGINT)

@@ -88,7 +88,7 @@ def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path
 
 def logged_steps(file):
     """The steps of the rewards and evaluations in a file of wandb, which is a log of LevelDB with its own header."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
     data, at, whole, steps = file.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
