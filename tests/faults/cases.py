@@ -83,7 +83,7 @@ CASES: dict[int, Case] = {
     13: _case("another number of ranks; a rank that is killed, stopped or hangs", "resumes; exit 5 or 75",
               "run/test_rank_runs.py::test_a_run_goes_from_world_to_world",
               f"{RANKS}::test_any_rank_killed_at_any_moment_leaves_a_run_that_resumes",
-              f"{RANKS}::test_sigterm_to_the_launcher_ends_all_ranks_after_their_step",
+              f"{RANKS}::test_a_signal_to_the_launcher_ends_all_ranks_after_their_step",
               f"{RANKS}::test_a_launcher_that_is_killed_takes_its_ranks_with_it",
               f"{RANKS}::test_a_rank_that_hangs_is_named_with_its_phase_after_the_timeout",
               f"{RANKS}::test_what_rank_1_alone_raises_is_shown_and_decides_the_exit_code",
