@@ -55,13 +55,6 @@ def test_a_further_reward_does_not_put_a_correct_answer_below_a_wrong_one():
         assert found[1] < found[0] < found[2]
 
 
-def test_the_budget_defaults_to_the_longest_completion():
-    with pytest.warns(UserWarning, match="max_tokens 400 > 1"):
-        compute_advantage(CORRECT, LENGTHS, mode="grpo_lp", gamma=0.003)
-    with pytest.warns(UserWarning, match="max_tokens 900 > 1"):
-        compute_advantage(CORRECT, LENGTHS, mode="grpo_lp", gamma=0.002, max_tokens=900)
-
-
 @pytest.mark.parametrize("mode", portable_advantages())
 def test_every_advantage_is_finite_and_empty_for_nothing(mode):
     found = compute_advantage(CORRECT, [2, 3, 4, 5], [0, 0, 1, 1], mode)

@@ -169,12 +169,13 @@ def test_a_list_in_a_line_of_its_own_is_kept_as_it_is(run):
     assert [bound.name for bound in loaded.components.all("reward")] == ["number"]
 
 
-def test_a_mistake_of_the_preset_is_shown_where_the_file_names_it(run):
-    """max_tokens is the file's, gamma the preset's; the user can change the line that names the preset."""
-    warning = run(using("grpo_lp", "[training]\nmax_tokens = 4096\n")).warnings[0]
-    assert (warning.file, warning.line) == (str(run("").file), 2)
-    assert "gamma" in warning.key
-    assert warning.problem.endswith('(set by preset "grpo_lp")')
+def test_a_mistake_of_the_users_own_preset_is_shown_in_its_file(run, tmp_path):
+    """The size of the batch is the run file's, the number of minibatches the preset's."""
+    (tmp_path / "clip.toml").write_text(MINE)
+    with pytest.raises(ConfigError, match="do not divide into 2 equal parts") as caught:
+        run(using("clip.toml", "[training]\nbatch_size = 3\ngroup_size = 3\n"))
+    (mistake,) = caught.value.problems
+    assert (mistake.file, mistake.line) == (str(tmp_path / "clip.toml"), 5)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +229,3 @@ OTHER_CLIP = {
 def test_presets_that_are_compared_have_one_clip(name, run):
     found = run(using(name, NEEDS.get(name, ""))).preset.keys
     assert {key: found[key] for key in CLIP if key in found} == OTHER_CLIP.get(name, CLIP)
-
-
-@pytest.mark.parametrize(("steps", "total", "warned"), [(500, 200, True), (40, 80, False), (0, 80, True)])
-def test_a_pooling_weight_that_stays_low_is_a_warning(steps, total, warned, run):
-    text = f"[sepa]\nsteps = {steps}\ndelay_steps = 10\n[training]\nmax_steps = {total}\n"
-    warnings = [warning for warning in map(str, run(using("sepa", text)).warnings) if "pooling weight" in warning]
-    assert bool(warnings) == warned
