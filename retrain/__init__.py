@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from retrain.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from retrain.algorithms.graph.compose import compute_composable_advantages as compute_composable_advantages
     from retrain.algorithms.graph.plain_functions import AlgorithmContext as AlgorithmContext
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from retrain.types import Request as Request
     from retrain.types import Rollout as Rollout
     from retrain.types import Sampling as Sampling
-
-__version__ = "0.3.0"
 
 _MODULES = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from retrain import __version__
 from retrain.errors import RetrainError, UserCodeError, did_you_mean
 from retrain.system.process import thread_waiting
 from retrain.system.terminal import CleanHandler, say
+from retrain.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("retrain.cli.run_commands:train", "Train a model from a TOML file."),

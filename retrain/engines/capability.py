@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import EngineError
+from retrain.functional.weights import as_lazy
 from retrain.system.model_paths import RANDOM_MODEL, model_location, positions
 from retrain.types import Request
-from retrain.weights import as_lazy
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from retrain import environment  # another interpreter has only a stand-in of it
 from retrain.environments.contract import EpisodeGenerator, Limits, Observation
 from retrain.environments.tools import called, importable, load_object
+from retrain.registry.kinds import environment  # another interpreter has only a stand-in of it
 
 _OF_TRL = ("reset", "get_reward")
 """Methods of a TRL environment that are not tools."""

@@ -18,9 +18,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from random import Random
+from types import ModuleType
 from typing import Any, NamedTuple
 
-import retrain
 from retrain.environments.contract import Action, Answer, Limits, fields_read, parse_returned, parse_yielded
 from retrain.errors import ComponentError
 from retrain.system.worker_process import limit, serve
@@ -199,7 +199,8 @@ def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], A
     known = {label: Hello(*hello) for label, hello in hellos.items()}
     timeout_s = max(hello.timeout_s for hello in known.values())
     # The decorator of the package needs libraries that this interpreter may not have.
-    setattr(retrain, "environment", _stand_in)  # noqa: B010
+    for name in ("retrain", "retrain.registry", "retrain.registry.kinds"):
+        vars(sys.modules.setdefault(name, ModuleType(name)))["environment"] = _stand_in
     try:
         episodes = LiveEpisodes(known)
     except BaseException as error:

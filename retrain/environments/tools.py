@@ -14,9 +14,9 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from retrain import environment  # another interpreter has only a stand-in of it
 from retrain.environments.contract import Action, EpisodeGenerator, Limits, Observation
 from retrain.errors import ComponentError, did_you_mean
+from retrain.registry.kinds import environment  # another interpreter has only a stand-in of it
 from retrain.system import bubblewrap
 
 ToolCall = tuple[str, Mapping[str, Any] | str]
@@ -53,7 +53,7 @@ def importable(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
     """Return a configuration check for parameters that are dotted paths to the user's code."""
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Any]:
-        from retrain import Finding
+        from retrain.registry.traits import Finding
 
         # This process cannot import the packages of another interpreter, so it does not check their paths.
         for key in keys if config.environment.python is None else ():

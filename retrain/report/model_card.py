@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain import __version__
 from retrain.report.page import Table, fill
 from retrain.report.run_summary import recipe, task_of
 from retrain.report.shown_settings import settings
 from retrain.system.model_paths import RANDOM_MODEL, model_location, packaged
+from retrain.version import __version__
 
 _CURVE = ("step", "accuracy", "ci_low", "ci_high", "greedy_accuracy", "avg_tokens")
 """Columns of the table of evaluations."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from retrain.engines.delegating import DelegatingSampler
 from retrain.errors import ComponentError, UserCodeError
+from retrain.functional.weights import as_lazy
 from retrain.protocols import Ranks, Sampler
 from retrain.registry import engine as engine_kind
 from retrain.types import BASE_COLUMNS, Batch, Completion, Metrics, Request, Sampling
-from retrain.weights import as_lazy
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from retrain import registry
 from retrain.errors import StorageError
 from retrain.functional.devices import matmul_dtype
+from retrain.functional.weights import LazyWeights
 from retrain.report.model_card import CardFacts, render_adapter_card, write_card
 from retrain.run.run_context import TrainState
 from retrain.storage.run_files import read_rows
@@ -18,7 +19,6 @@ from retrain.system.files import published
 from retrain.system.model_paths import RANDOM_MODEL, model_location
 from retrain.system.records import read_json
 from retrain.training.model.loading import save_model
-from retrain.weights import LazyWeights
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import retrain
 from retrain.system.process import thread_waiting
+from retrain.version import __version__
 
 _PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "peft")
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -24,7 +24,7 @@ def environment() -> dict[str, Any]:
     """Return the content of environment.json. Imports torch, which knows the devices and the number of threads."""
     import torch
 
-    packages = {"retrain": retrain.__version__}
+    packages = {"retrain": __version__}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)

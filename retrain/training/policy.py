@@ -16,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.errors import UserCodeError
 from retrain.functional.mismatch import Mismatch
+from retrain.functional.weights import ParameterReader, as_lazy
 from retrain.protocols import ALONE, Ranks
 from retrain.training.cpu_kernels import trim_freed_memory
 from retrain.training.distributed.sharded_tensors import like, local
@@ -24,7 +25,6 @@ from retrain.training.model.forward import Forward, MicroBatch, ValueForward
 from retrain.training.optim import VALUE_HEAD, Optimizer
 from retrain.training.settings import POLICY_ADAPTER, PolicySettings
 from retrain.types import Batch, Metrics, State
-from retrain.weights import ParameterReader, as_lazy
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.objective import Objective, StepLoss

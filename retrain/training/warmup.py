@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from retrain import __version__
 from retrain.algorithms.graph.objective import Objective
 from retrain.errors import DataError, DivergedError
 from retrain.protocols import ALONE, Ranks
@@ -23,6 +22,7 @@ from retrain.training.reference import fingerprint
 from retrain.training.settings import PolicySettings
 from retrain.training.tensor_cache import cached, content_key
 from retrain.types import ExpertRow, Observer, Problem
+from retrain.version import __version__
 
 _RECIPE = 2
 """Increase this number when the results of this module change, so that old cache entries are not used."""

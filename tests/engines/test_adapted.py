@@ -7,7 +7,7 @@ import torch
 from retrain.engines.embedded.general import unmerged_update
 from retrain.engines.generate_engine import GenerateEngine
 from retrain.engines.torch_engine import TorchEngine
-from retrain.weights import LowRank
+from retrain.functional.weights import LowRank
 from tests.engines.models import Asked, sample, scored
 from tests.engines.sampled_matrices import fused_matrix, module_matrix, worst
 from tests.training.small_models import train_adapter

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from retrain.engines.capability import check_weights, full_shapes
 from retrain.engines.embedded.decoder import Slots, attend
-from retrain.weights import LazyWeights, LowRank
+from retrain.functional.weights import LazyWeights, LowRank
 
 Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(query [..., heads, head_dim], key, value [..., kv_heads, head_dim], layer) -> [..., heads, head_dim]."""

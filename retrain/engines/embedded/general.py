@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 
 from retrain.engines.capability import check_weights
 from retrain.engines.embedded.decoder import ATTENTION, Slots
-from retrain.weights import LazyWeights, LowRank
+from retrain.functional.weights import LazyWeights, LowRank
 
 
 class GeneralDecoder:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain import __version__
 from retrain.algorithms.planning.gram_pattern import GramPattern, normalize
 from retrain.errors import DataError
 from retrain.lab.grams.gram_extraction import Extraction, Recipe
@@ -17,6 +16,7 @@ from retrain.report.charts import number, ticks
 from retrain.report.page import fill
 from retrain.system.files import write_text, writing
 from retrain.system.records import OBJECT, BadRow, checked, rows_of
+from retrain.version import __version__
 
 COLUMNS = ("solution", "text", "completion")
 """Columns that may hold the solution, in order of preference, if none is named."""

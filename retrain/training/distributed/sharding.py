@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from retrain.functional.weights import ParameterReader
 from retrain.protocols import WHOLE, Ranks, Shards
 from retrain.training.distributed.sharded_tensors import device_of
 from retrain.training.model.loading import fill, parameter_names
 from retrain.training.settings import PolicySettings
-from retrain.weights import ParameterReader
 
 
 def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: ParameterReader | None = None) -> Shards:

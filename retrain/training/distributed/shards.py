@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.errors import EngineError
+from retrain.functional.weights import LazyWeights, ParameterReader
 from retrain.protocols import Ranks, Shards
 from retrain.training.distributed.sharded_tensors import device_of, full
 from retrain.training.model.loading import fill, parameter_names
 from retrain.training.settings import PolicySettings
-from retrain.weights import LazyWeights, ParameterReader
 
 
 class Replicated(Shards):

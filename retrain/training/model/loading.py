@@ -20,12 +20,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError
 from retrain.functional.seeds import digest_of
+from retrain.functional.weights import LazyWeights, ParameterReader
 from retrain.system.files import writing
 from retrain.system.model_paths import RANDOM_MODEL
 from retrain.training.chat import Chat, TemplateMode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 from retrain.types import Problem, Sampling
-from retrain.weights import LazyWeights, ParameterReader
 
 _CIRCUMSTANCES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 """Keys of a config.json that do not change the model's results."""

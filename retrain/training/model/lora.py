@@ -17,12 +17,12 @@ from transformers.pytorch_utils import Conv1D
 
 from retrain.errors import ComponentError, StorageError
 from retrain.functional.seeds import derive_seed
+from retrain.functional.weights import LowRank
 from retrain.protocols import Ranks
 from retrain.system.extras import library
 from retrain.system.files import staged, writing
 from retrain.training.model.abilities import InFloat32
 from retrain.training.settings import POLICY_ADAPTER, LoraSettings
-from retrain.weights import LowRank
 
 _LAYERS = (nn.Linear, nn.Embedding, Conv1D)
 """Layer types whose adapter is a product of two matrices."""

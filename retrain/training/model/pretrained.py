@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from retrain.errors import ComponentError, StorageError
+from retrain.functional.weights import ParameterReader
 from retrain.system.files import check_sums, expanded
 from retrain.system.model_paths import model_location, packaged, problem_with
 from retrain.system.records import read_json
-from retrain.weights import ParameterReader
 
 _KERNELS = (
     *(None, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "grouped_mm", "batched_mm"),

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retrain.errors import ComponentError
+from retrain.functional.weights import LazyWeights
 from retrain.system.extras import library
 from retrain.training.model import lora
 from retrain.training.model.loading import Loaded, fill, parameter_names
-from retrain.weights import LazyWeights
 
 _BLOCK = 64
 """Number of weights that share a scale."""
