@@ -22,10 +22,10 @@ from retrain.campaign.verdict.looks import expected_seeds, look_levels
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train, warm_start
-from retrain.config.explain import run_memory
 from retrain.config.schema import Config
 from retrain.errors import RetrainError
 from retrain.report.page import duration, plural
+from retrain.run.before.explain import run_memory
 from retrain.storage.run_files import read_rows
 from retrain.system.masking import masked
 from retrain.system.process import Process, scratch_folder

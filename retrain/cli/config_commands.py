@@ -34,8 +34,8 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     errors are in the data.
     """
     from retrain.campaign.plan.is_campaign import is_campaign
-    from retrain.config.data_checks import check_data
     from retrain.config.load import load
+    from retrain.run.before.data_checks import check_data
 
     runs = ""
     try:
@@ -103,8 +103,8 @@ def explain(
     from retrain.campaign.preview import measured, preview
     from retrain.campaign.preview import render as render_campaign
     from retrain.config.document import read
-    from retrain.config.explain import explain as report
     from retrain.config.load import load
+    from retrain.run.before.explain import explain as report
 
     campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
     if bibtex:
@@ -146,8 +146,8 @@ def check_rewards(
     from rich.progress import track
 
     from retrain.config.load import load
-    from retrain.tools.reward_check import FORMS, as_table
-    from retrain.tools.reward_check import check_rewards as check
+    from retrain.run.before.reward_check import FORMS, as_table
+    from retrain.run.before.reward_check import check_rewards as check
 
     wrong = [one.name for one in FORMS if one.right is False]
     if unknown := [name for name in allow or () if name not in wrong]:
@@ -182,7 +182,7 @@ def _bibliography(configs: Sequence[LoadedConfig]) -> None:
 
 def _show(facts: Mapping[str, Any], head: str) -> None:
     """Print the facts as tables in a terminal, else as indented lines."""
-    from retrain.config.explain import render
+    from retrain.run.before.explain import render
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -198,7 +198,7 @@ def _show(facts: Mapping[str, Any], head: str) -> None:
 
 
 def _cell(found: Any) -> Table | Text:
-    from retrain.config.explain import text
+    from retrain.run.before.explain import text
 
     if isinstance(found, Mapping):
         grid = Table.grid(padding=(0, 2))
@@ -218,7 +218,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> Table:
 
     If the rows have different first keys, the first column has no header, and its cells hold both key and value.
     """
-    from retrain.config.explain import text
+    from retrain.run.before.explain import text
 
     firsts = [next(iter(row)) for row in rows]
     shared = len({*firsts}) == 1

@@ -118,7 +118,7 @@ def episodes_from(loaded: LoadedConfig, serve: str, patience: float | None, key_
     if not found or int(found[2]) > 65535:
         fix = "write it as 127.0.0.1:8000"
         raise ConfigError.at("--serve", serve, "not a host and a port", fix)
-    from retrain.config.environment_checks import check_endpoint
+    from retrain.run.before.environment_checks import check_endpoint
 
     needs_server()
     from retrain.serve.http_app import Access

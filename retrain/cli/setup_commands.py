@@ -304,7 +304,7 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 def _engines() -> dict[str, str]:
     from retrain.registry import names
-    from retrain.tools.engine_check import try_engine
+    from retrain.run.before.engine_check import try_engine
 
     return {name: try_engine(name) for name in names("engine")}
 

@@ -21,7 +21,7 @@ from retrain.config.binder import Binder
 from retrain.config.document import Document, read
 from retrain.config.positions import Path, leaves
 from retrain.config.presets import Preset, apply_task_settings
-from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, labels, needs_import, slots
+from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
 from retrain.config.rules.unread_keys import judged, unread_keys
@@ -160,25 +160,6 @@ def _check_rules(document: Document, binder: Binder, config: Config, resolved: R
     written = {**read, **binder.written(), **resolved.slots}
     binder.check(lambda traits: traits.check, written, config)
     binder.check(lambda traits: traits.check_files, resolved.in_use, config)
-    document.stop()
-    _check_micro_batches(document, resolved)
-    if config.environment.python is not None and labels(config):
-        from retrain.config.environment_checks import check_interpreter
-
-        check_interpreter(config, document, resolved)
-
-
-def _check_micro_batches(document: Document, resolved: Resolved) -> None:
-    """Refuse a loss of the user whose values depend on the rows of its micro-batch."""
-    objective = resolved.objective(exact=False)
-    for slot, term in resolved.slots.items():
-        if slot.kind == "loss" and term in objective.terms and term.component.source != "built-in":
-            from retrain.config.probe import depends_on_rows  # imports torch, as the module of the loss does
-
-            if depends_on_rows(term, objective):
-                problem = "its values on a row depend on the other rows, of which a micro-batch has only some"
-                fix = "compute the statistic of the batch in a signal that reads logprobs, and let the loss read that"
-                document.refuse(slot.path, problem, fix)
     document.stop()
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retrain import registry
-from retrain.config.data_checks import check_data, unreadable_sources
 from retrain.config.resolve import LoadedConfig, division, labels, ratio_of, reward_columns
 from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
@@ -25,6 +24,7 @@ from retrain.protocols import ALONE, Ranks, RowSource, Sampler, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
+from retrain.run.before.data_checks import check_data, unreadable_sources
 from retrain.run.collectors.continuations import Continuations
 from retrain.run.run_context import RunContext, TrainState
 from retrain.storage.run_directory import RunDirectory
@@ -305,8 +305,8 @@ def build_env_pool(
     config = loaded.config
     if not labels(config):
         return None
-    from retrain.config.environment_checks import launch
     from retrain.environments.env_pool import EnvPool
+    from retrain.run.before.environment_checks import launch
 
     size, most = max(1, config.environment.workers), config.reward_pool.max_failed
     start = replace(launch(config, loaded.components), log=str(directory / "environment.log") if directory else "")

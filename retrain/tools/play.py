@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrain.config.environment_checks import launch
 from retrain.config.resolve import LoadedConfig, labels
 from retrain.environments.env_pool import EnvPool
 from retrain.environments.text_episode import ending, text_episode
 from retrain.errors import ConfigError
 from retrain.functional.seeds import derive_seed
+from retrain.run.before.environment_checks import launch
 from retrain.run.collectors.rollouts import requests_for, roll, score
 from retrain.run.run_context import RunContext
 from retrain.training.chat import plain_text

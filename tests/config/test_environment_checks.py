@@ -6,6 +6,7 @@ import pytest
 
 from retrain.config.load import load
 from retrain.errors import ConfigError, UserCodeError
+from retrain.run.before.data_checks import check_data
 from retrain.system.bubblewrap import missing
 
 HEAD = '[task]\nname = "sums"\n[environment]\nname = "{}"\n'
@@ -104,8 +105,9 @@ def test_paths_for_another_interpreter_are_not_imported_here(loaded):
 
 
 def test_a_program_that_is_no_python(loaded):
+    result = loaded("calculator", 'python = "/bin/true"\n')
     with pytest.raises(ConfigError, match=r"run\.toml:") as caught:
-        loaded("calculator", 'python = "/bin/true"\n')
+        check_data(result)
     (found,) = caught.value.problems
     assert (found.line, found.key) == (5, "[environment] python")
     assert "exit code 0" in found.problem

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from retrain.config.data_checks import unreadable_sources
-from retrain.config.explain import explain
 from retrain.config.resolve import division
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
+from retrain.run.before.data_checks import unreadable_sources
+from retrain.run.before.explain import explain
 from tests.algorithms.test_mix import MIX
 
 TERMS = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "sft"\n'

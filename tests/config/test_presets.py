@@ -4,10 +4,10 @@ import pytest
 import tomli
 
 from retrain import registry
-from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.config.presets import FOLDER, preset_names, preset_summary
 from retrain.errors import ConfigError
+from retrain.run.before.explain import explain
 
 DOCUMENTED = [
     *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp", "hicra", "hicra_entropy", "sepa"),

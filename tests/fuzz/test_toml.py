@@ -15,9 +15,9 @@ import pytest
 
 from retrain.campaign.plan.is_campaign import is_campaign
 from retrain.campaign.plan.load_campaign import load_campaign
-from retrain.config.data_checks import check_data
 from retrain.config.load import load
 from retrain.errors import ConfigError
+from retrain.run.before.data_checks import check_data
 from tests.fuzz.mutations import ROOT, SHIPPED, mutate
 
 COUNT = int(os.environ.get("RETRAIN_FUZZ", "300"))

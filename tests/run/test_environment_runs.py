@@ -10,6 +10,7 @@ import pytest
 from retrain.config.load import load
 from retrain.errors import ConfigError, DataError, UserCodeError
 from retrain.report.run_page import write_report
+from retrain.run.before.data_checks import check_data
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
@@ -162,8 +163,9 @@ def test_an_environment_for_another_interpreter_is_not_imported_here(toml, tmp_p
     settings = [f'plugins.search_paths=["{tmp_path}"]', 'environment.name="elsewhere.game"', "guess={}"]
     loaded = load(toml, [*settings, f'environment.python="{sys.executable}"'])
     assert loaded.components.optional("environment") is None
+    loaded = load(toml, [*settings, f'environment.python="{sys.executable}"', "environment.params.depth=1"])
     with pytest.raises(ConfigError, match="depth: missing or unknown"):
-        load(toml, [*settings, f'environment.python="{sys.executable}"', "environment.params.depth=1"])
+        check_data(loaded)
 
 
 def test_an_environment_that_fails_everywhere_ends_the_run(train):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import tomli
 
-from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.config.presets import FOLDER, preset_names
 from retrain.config.reported_metrics import metric_problem
+from retrain.run.before.explain import explain
 from retrain.run.session import Resume, run
 
 ROOT = Path(__file__).parents[2]

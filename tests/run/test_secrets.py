@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.report.run_page import write_report
+from retrain.run.before.explain import explain
 from retrain.run.export import export
 from retrain.run.reopen import reopen
 

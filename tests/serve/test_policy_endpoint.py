@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from retrain.config.environment_checks import check_endpoint
 from retrain.config.load import load
 from retrain.errors import ConfigError, EngineError, StorageError
+from retrain.run.before.environment_checks import check_endpoint
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume, run
 from retrain.serve import http_app, http_server

@@ -12,12 +12,12 @@ from typing import get_args
 
 import pytest
 
-from retrain.config.data_checks import check_data
 from retrain.config.load import load
 from retrain.data.gym import Dataset, Gym, GymReward
 from retrain.errors import ComponentError, ConfigError
 from retrain.registry import ParameterError, find
 from retrain.rewards.pool import RewardPool
+from retrain.run.before.data_checks import check_data
 from tests.forks import run_command
 
 pytest.importorskip("reasoning_gym", reason="it needs a C compiler to install")

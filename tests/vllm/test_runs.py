@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from retrain.cli.main import app
 from retrain.errors import EngineError
+from retrain.run.before.engine_check import try_engine
 from retrain.run.session import Resume
-from retrain.tools.engine_check import try_engine
 from tests.small_runs import digest, rows
 from tests.vllm.models import saved
 

@@ -18,7 +18,6 @@ from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs, within
 from retrain.campaign.plan.is_campaign import SECTION, is_campaign
 from retrain.config.binder import Binder
-from retrain.config.data_checks import check_data
 from retrain.config.document import PRESET_KEY, Document, canonical, fork, merge, overlay, read, show
 from retrain.config.load import validate
 from retrain.config.mistakes import catalog, collect
@@ -29,6 +28,7 @@ from retrain.config.resolve import LoadedConfig, Slot
 from retrain.config.rules.unread_keys import judged
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 from retrain.registry import Bound
+from retrain.run.before.data_checks import check_data
 from retrain.system.files import expanded
 
 _LEAST_STARTS = 6
@@ -91,7 +91,7 @@ class LoadedCampaign:
         return sorted({stage.writes for stage in signals if registry.signal.traits_of(stage.bound.component).stored})
 
     def check_data(self) -> None:
-        """Call `retrain.config.data_checks.check_data` once for each distinct data set of the conditions.
+        """Call `retrain.run.before.data_checks.check_data` once for each distinct data set of the conditions.
 
         Raises:
             ConfigError: all problems found.

@@ -8,7 +8,7 @@ import pytest
 from retrain.errors import install
 from retrain.registry import engine
 from retrain.registry.component import REGISTERED
-from retrain.tools.engine_check import try_engine
+from retrain.run.before.engine_check import try_engine
 
 
 @pytest.fixture

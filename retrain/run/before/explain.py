@@ -45,7 +45,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         loaded: the configuration.
         ranks: number of ranks; memory is given for each of them.
     """
-    from retrain.config.probe import probe
+    from retrain.run.before.probe import probe
 
     config, engine = loaded.config, _engine(loaded)
     exact = _is_exact(loaded, engine["name"])

@@ -18,6 +18,7 @@ from retrain.errors import ComponentError, DataError
 from retrain.protocols import Task
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
+from retrain.run.before.environment_checks import check_interpreter
 from retrain.system.model_paths import RANDOM_MODEL, model_location
 from retrain.types import Problem
 
@@ -30,7 +31,7 @@ _SAMPLE_S = 1.0
 
 
 def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyType({})) -> None:
-    """Report errors in the data that training would otherwise meet only after it has loaded the model.
+    """Report errors in data and environments that training would otherwise meet only after it has loaded the model.
 
     Args:
         loaded: the configuration.
@@ -42,7 +43,10 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
         ConfigError: all errors with their places.
         UserCodeError: a task raised an exception.
     """
+    if loaded.config.environment.python is not None and labels(loaded.config):
+        check_interpreter(loaded)
     document = Document(loaded.file, loaded.text, places=dict(loaded.places))
+    _check_micro_batches(loaded, document)
     sets = {entry.name: index for index, entry in enumerate(loaded.config.eval.sets)}
     for name, one in {"": loaded, **loaded.sets}.items():
         at = ("eval", "sets", sets[name], "name") if name else ("task", "name")
@@ -62,6 +66,19 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
         for path, error in unreadable_sources(loaded):
             document.refuse(path, str(error), "", DataError.exit_code)
     document.stop()
+
+
+def _check_micro_batches(loaded: LoadedConfig, document: Document) -> None:
+    """Refuse a loss of the user whose values depend on the rows of its micro-batch."""
+    objective = loaded.components.objective(exact=False)
+    for slot, term in loaded.components.slots.items():
+        if slot.kind == "loss" and term in objective.terms and term.component.source != "built-in":
+            from retrain.run.before.probe import depends_on_rows  # imports torch, as the module of the loss does
+
+            if depends_on_rows(term, objective):
+                problem = "its values on a row depend on the other rows, of which a micro-batch has only some"
+                fix = "compute the statistic of the batch in a signal that reads logprobs, and let the loss read that"
+                document.refuse(slot.path, problem, fix)
 
 
 def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measured: Path) -> None:

@@ -6,8 +6,8 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.config.explain import TINY, explain
 from retrain.config.load import load
+from retrain.run.before.explain import TINY, explain
 from retrain.training.memory import ModelShape
 from tests.small_runs import TOML
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from retrain.cli.main import app
 from retrain.config.load import load
-from retrain.tools.reward_check import FORMS, as_table, paid
+from retrain.run.before.reward_check import FORMS, as_table, paid
 from retrain.types import Problem
 
 SUM = Problem("1", "What is 1200 + 34?", "1234", solution="1200 + 34 = 1234\nso 1234")

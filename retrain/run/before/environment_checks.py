@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from retrain.environments.env_pool import Launch
 
 
-def check_interpreter(config: Config, document: Document, resolved: Resolved) -> None:
+def check_interpreter(loaded: LoadedConfig) -> None:
     """Start the interpreter of `[environment] python` once, to check that it can import the environments.
 
-    This runs code of the user, so it is called only after all other checks have passed.
+    This runs code of the user, so it is called only with a valid configuration.
 
     Raises:
         ConfigError: the interpreter cannot import an environment.
     """
     from retrain.environments.env_pool import EnvPool
 
+    document = Document(loaded.file, loaded.text, places=dict(loaded.places))
     try:
-        EnvPool(launch(config, resolved)).start().close()
+        EnvPool(launch(loaded.config, loaded.components)).start().close()
     except ComponentError as error:
         document.refuse(("environment", "name"), error.problem, error.fix)
         document.stop()
