@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import EngineError
-from retrain.functional.weights import as_lazy
 from retrain.system.model_paths import RANDOM_MODEL, model_location, positions
 from retrain.types import Request
 
@@ -138,6 +137,8 @@ def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
     """Raise EngineError if weights are missing, unknown or of another shape than expected."""
+    from retrain.functional.weights import as_lazy  # imports torch, and a configuration's check must not
+
     found = as_lazy(weights).shapes
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is unknown" for name in found if name not in expected]

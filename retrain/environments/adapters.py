@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from retrain.environments.contract import EpisodeGenerator, Limits, Observation
+from retrain.environments.contract import EpisodeGenerator, Limits, Observation, environment
 from retrain.environments.tools import called, importable, load_object
-from retrain.registry.kinds import environment  # another interpreter has only a stand-in of it
 
 _OF_TRL = ("reset", "get_reward")
 """Methods of a TRL environment that are not tools."""
@@ -68,16 +67,16 @@ def skyrl(
     spec = {"reward_spec": {"method": "rule", "ground_truth": answer}, "max_turns": limits.max_turns}
     env = load_object(env_class)(env_config=config or {}, extras=spec | dict(extra))
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    messages, _ = env.init([dict(one) for one in asked])
+    messages, _ = env.init([dict(message) for message in asked])
     if messages[: len(asked)] != asked:
         raise ValueError("init changed the prompt; let it only append messages, and change prompts in the data")
-    reply = yield [dict(one) for one in messages[len(asked) :]]
-    while not (found := env.step(str(reply)))["done"]:
-        new = found["observations"]
-        text, role = "\n".join(one["content"] for one in new), new[-1]["role"] if new else "user"
-        reply = yield Observation(text, reward=float(found["reward"]), role=role)
+    reply = yield [dict(message) for message in messages[len(asked) :]]
+    while not (result := env.step(str(reply)))["done"]:
+        new = result["observations"]
+        text, role = "\n".join(message["content"] for message in new), new[-1]["role"] if new else "user"
+        reply = yield Observation(text, reward=float(result["reward"]), role=role)
     env.close()
-    return float(found["reward"])
+    return float(result["reward"])
 
 
 @environment("openenv", check=importable("env_class", "action", "show"))

@@ -10,16 +10,24 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat, TypeVar
 
 from retrain.errors import ComponentError
 from retrain.types import REWARD_RANGE, fits_float32, is_reward
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 FIELDS: tuple[str, ...] = ("answer", "prompt", "problem", "extra", "rng", "seed", "limits")
 """Names of the positional parameters that an environment may have. `answer`, `prompt` and `extra` are
 fields of the problem; `problem` is a dict of all its fields. `rng` is a `random.Random` with the seed
 `seed`, which is the same for all episodes of a group. `limits` are the episode's `Limits`."""
 
+
+TRAITS = "__retrain_environment__"
+"""Attribute of an environment with the traits that its decorator states, in a worker."""
+
+in_worker = False
+"""True in a worker of environments, which registers nothing."""
 
 _REPORTED = {"turns", "replayed", "observation_tokens", "episodes", "reward", "accuracy"}
 """Names of episode metrics that the run reports; environments cannot use them."""
@@ -28,6 +36,20 @@ EpisodeGenerator = Generator[
     "str | Observation | Sequence[Mapping[str, str]] | None", "Action", "float | Mapping[str, float] | None"
 ]
 """Type of an episode: yields observations, receives actions, and returns the reward."""
+
+
+def environment(name: str, **traits: Any) -> Callable[[T], T]:
+    """Register an environment of this package; in a worker store its traits in it instead."""
+    if not in_worker:
+        from retrain.registry.kinds import environment as kind
+
+        return kind(name, **traits)
+
+    def mark(target: T) -> T:
+        setattr(target, TRAITS, {key: bool(traits[key]) for key in ("replay", "rewards") if key in traits})
+        return target
+
+    return mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +141,16 @@ def fields_read(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
         ComponentError: a positional parameter without a default is not in FIELDS, or a parameter is positional-only.
     """
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    wanted = [one for one in inspect.signature(function).parameters.values() if one.kind in kinds]
-    unknown = [one.name for one in wanted if one.name not in FIELDS and one.default is one.empty]
+    wanted = [parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds]
+    unknown = [
+        parameter.name for parameter in wanted if parameter.name not in FIELDS and parameter.default is parameter.empty
+    ]
     fix = f"use parameters among: {', '.join(FIELDS)}; put keys of its TOML table after a *"
     if unknown:
         raise ComponentError(f'environment "{name}" reads {", ".join(unknown)}, which no episode has', fix)
-    if any(one.kind is one.POSITIONAL_ONLY for one in wanted):
+    if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in wanted):
         raise ComponentError(f'environment "{name}" has positional-only parameters', "remove the / of its signature")
-    return tuple(one.name for one in wanted if one.name in FIELDS)
+    return tuple(parameter.name for parameter in wanted if parameter.name in FIELDS)
 
 
 def parse_yielded(value: Any, first: bool) -> Answer:
@@ -140,7 +164,7 @@ def parse_yielded(value: Any, first: bool) -> Answer:
     """
     seen = Observation(value) if value is None or isinstance(value, str) else value
     if not isinstance(seen, Observation):
-        messages = [_message(one) for one in _list(value)]
+        messages = [_message(message) for message in _list(value)]
         return Answer("observation", messages, state=_digest(messages))
     if seen.text is not None and not isinstance(seen.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"the text of Observation is of type {type(seen.text).__name__}; give a str or None")

@@ -184,9 +184,9 @@ class EnvPool:
         The time is 0 if the environments run in this process.
         """
         usage = self.workers.usage
-        found = {"time/env_step_ms": 1000 * usage.seconds / max(1, self.steps), "env/replayed": float(self.replayed)}
+        metrics = {"time/env_step_ms": 1000 * usage.seconds / max(1, self.steps), "env/replayed": float(self.replayed)}
         self.steps, self.replayed, usage.seconds = 0, 0, 0.0
-        return found
+        return metrics
 
 
 class EnvWorker(Env):

@@ -18,17 +18,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from random import Random
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from retrain.environments import contract
 from retrain.environments.contract import Action, Answer, Limits, fields_read, parse_returned, parse_yielded
 from retrain.errors import ComponentError
 from retrain.system.worker_process import limit, serve
 
 _LONGEST = 1 << 16
 """Largest number of characters of a message: an answer is sent as one line of bounded length."""
-
-_TRAITS = "__retrain_environment__"
 
 
 class Hello(NamedTuple):
@@ -72,7 +70,12 @@ class LiveEpisodes:
         for label, hello in hellos.items():
             target = load(hello)
             self._starters[label], self.reads[label] = _episode_starter(hello, target)
-            self.traits[label] = {"replay": True, "rewards": True, **getattr(target, _TRAITS, {}), **hello.traits}
+            self.traits[label] = {
+                "replay": True,
+                "rewards": True,
+                **getattr(target, contract.TRAITS, {}),
+                **hello.traits,
+            }
 
     def call(self, body: tuple[Any, ...]) -> Answer:
         """Execute a call of the parent.
@@ -92,9 +95,9 @@ class LiveEpisodes:
 
     def _open(self, key: int, problem: Mapping[str, Any], seed: int) -> Generator[Any, Any, Any]:
         problem = copy.deepcopy(problem)  # an episode may modify it
-        known = {"problem": problem, "rng": Random(seed), "seed": seed}
-        known |= {name: problem[name] for name in ("answer", "prompt", "extra") if name in problem}
-        self._live[key] = self._starters[problem.get("environment", "")](known)
+        facts = {"problem": problem, "rng": Random(seed), "seed": seed}
+        facts |= {name: problem[name] for name in ("answer", "prompt", "extra") if name in problem}
+        self._live[key] = self._starters[problem.get("environment", "")](facts)
         return self._live[key]
 
     def _step(self, key: int, step: Callable[[], Any], first: bool) -> Answer:
@@ -127,7 +130,7 @@ def load(hello: Hello) -> Any:
     sys.path[:0] = places
     path, _, name = hello.target.replace(":", ".").rpartition(".")
     target: Any = attrgetter(name)(importlib.import_module(path))
-    sys.path[:] = before + [place for place in places if place not in before]
+    sys.path[:] = before + [path for path in places if path not in before]
     _check_table(hello, target)
     return target
 
@@ -138,7 +141,7 @@ def _is_users(hello: Hello) -> bool:
     The current directory is searched for modules only in this case, because it may contain another user's files.
     """
     values = (value if isinstance(value, list | tuple) else [value] for value in hello.params.values())
-    names = [hello.target, *(one for several in values for one in several if isinstance(one, str))]
+    names = [hello.target, *(value for several in values for value in several if isinstance(value, str))]
     return any(("." in name or ":" in name) and not name.startswith(("retrain.", "builtins.")) for name in names)
 
 
@@ -155,17 +158,7 @@ def _episode_starter(
     built: Any = target(**hello.params) if inspect.isclass(target) else target
     params = {} if built is not target else hello.params
     reads, limits = fields_read(hello.name, built), Limits(*hello.limits)
-    return lambda known: built(**{name: {**known, "limits": limits}[name] for name in reads}, **params), reads
-
-
-def _stand_in(name: str, **traits: Any) -> Callable[[Any], Any]:
-    """Replace the decorator `retrain.environment`: store the traits in the environment and register nothing."""
-
-    def mark(target: Any) -> Any:
-        setattr(target, _TRAITS, {key: bool(traits[key]) for key in ("replay", "rewards") if key in traits})
-        return target
-
-    return mark
+    return lambda facts: built(**{name: {**facts, "limits": limits}[name] for name in reads}, **params), reads
 
 
 def _check_table(hello: Hello, target: Callable[..., Any]) -> None:
@@ -196,13 +189,13 @@ def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], A
         (first message to the parent, function that answers its calls). The function is None if
         loading failed; see `LiveEpisodes.call`.
     """
-    known = {label: Hello(*hello) for label, hello in hellos.items()}
-    timeout_s = max(hello.timeout_s for hello in known.values())
-    # The decorator of the package needs libraries that this interpreter may not have.
-    for name in ("retrain", "retrain.registry", "retrain.registry.kinds"):
-        vars(sys.modules.setdefault(name, ModuleType(name)))["environment"] = _stand_in
+    settings = {label: Hello(*hello) for label, hello in hellos.items()}
+    timeout_s = max(hello.timeout_s for hello in settings.values())
+    # The registry needs libraries that this interpreter may not have.
+    contract.in_worker = True
+    vars(sys.modules["retrain"])["environment"] = contract.environment
     try:
-        episodes = LiveEpisodes(known)
+        episodes = LiveEpisodes(settings)
     except BaseException as error:
         if isinstance(error, ComponentError):
             return ["refused", error.problem, error.fix, error.trace], None

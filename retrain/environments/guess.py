@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from retrain.environments.contract import EpisodeGenerator, Observation
-from retrain.registry.kinds import environment  # another interpreter has only a stand-in of it
+from retrain.environments.contract import EpisodeGenerator, Observation, environment
 
 
 @environment("guess")

@@ -52,37 +52,41 @@ class Mixture(Task):
         share, rest = divmod(count, len(self._parts))
         return [
             _labelled(label, problem)
-            for place, (label, part) in enumerate(self._parts.items())
-            for problem in part.task.heldout(share + (place < rest))
+            for index, (label, part) in enumerate(self._parts.items())
+            for problem in part.task.heldout(share + (index < rest))
         ]
 
     def finite(self) -> Iterator[Problem]:
         """Return all problems of the tasks that hold a finite list of problems in memory."""
-        return (_labelled(label, one) for label, part in self._parts.items() for one in part.task.finite())
+        return (_labelled(label, problem) for label, part in self._parts.items() for problem in part.task.finite())
 
     def fingerprint(self) -> str | None:
         """Return a hash of the tasks' data and weights; None if a task has no fingerprint."""
-        known = [(label, part.weight, part.task.fingerprint()) for label, part in self._parts.items()]
-        if any(data is None for _, _, data in known):
+        facts = [(label, part.weight, part.task.fingerprint()) for label, part in self._parts.items()]
+        if any(data is None for _, _, data in facts):
             return None
-        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
         """Return the metrics that every task computes from the answers to its problems, named `LABEL/NAME`."""
-        found = Metrics()
+        metrics = Metrics()
         for label, part in self._parts.items():
-            own = [pair for pair in zip(problems, answers, strict=True) if pair[0].environment == label]
-            figures = part.task.figures([problem for problem, _ in own], [several for _, several in own]) if own else {}
-            found |= {f"{label}/{name}": value for name, value in figures.items()}
-        return found
+            pairs = [pair for pair in zip(problems, answers, strict=True) if pair[0].environment == label]
+            figures = (
+                part.task.figures([problem for problem, _ in pairs], [several for _, several in pairs]) if pairs else {}
+            )
+            metrics |= {f"{label}/{name}": value for name, value in figures.items()}
+        return metrics
 
     def learn(self, rates: Mapping[str, float]) -> Metrics:
         """Pass every task the success rates of its problems; return its metrics as `LABEL/NAME`."""
-        found = Metrics()
+        metrics = Metrics()
         for label, part in self._parts.items():
-            own = {name.removeprefix(f"{label}/"): rates[name] for name in rates if name.startswith(f"{label}/")}
-            found |= {f"{label}/{name}": value for name, value in part.task.learn(own).items()}
-        return found
+            rates_of_part = {
+                name.removeprefix(f"{label}/"): rates[name] for name in rates if name.startswith(f"{label}/")
+            }
+            metrics |= {f"{label}/{name}": value for name, value in part.task.learn(rates_of_part).items()}
+        return metrics
 
     def state_dict(self) -> State:
         """Return the states of the tasks, by label."""

@@ -14,9 +14,8 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from retrain.environments.contract import Action, EpisodeGenerator, Limits, Observation
+from retrain.environments.contract import Action, EpisodeGenerator, Limits, Observation, environment
 from retrain.errors import ComponentError, did_you_mean
-from retrain.registry.kinds import environment  # another interpreter has only a stand-in of it
 from retrain.system import bubblewrap
 
 ToolCall = tuple[str, Mapping[str, Any] | str]

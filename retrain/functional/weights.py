@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
-ParameterReader = Callable[[str], "Tensor"]
+ParameterReader = Callable[[str], Tensor]
 """Reads the full tensor of a parameter by its name.
 
 If weights are sharded, all ranks must read the same ones in the same order.
