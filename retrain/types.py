@@ -397,9 +397,9 @@ class Batch:
 
     def replace(self, **changes: Any) -> Batch:
         """Return a copy with fields replaced; names that are not fields become extra columns."""
-        own = {name: value for name, value in changes.items() if name in BASE_COLUMNS}
+        fields = {name: value for name, value in changes.items() if name in BASE_COLUMNS}
         extra = {name: value for name, value in changes.items() if name not in BASE_COLUMNS}
-        return dataclasses.replace(self, **own, extra={**self.extra, **extra})
+        return dataclasses.replace(self, **fields, extra={**self.extra, **extra})
 
     def column(self, name: str) -> Any:
         """Return a field or extra column by name; KeyError if it has not been computed."""
@@ -411,10 +411,12 @@ class Batch:
         shape = self.input_ids.shape
 
         def pick(value: Any) -> Any:
-            own = getattr(value, "shape", ())
-            if own == shape:
+            value_shape = getattr(value, "shape", ())
+            if value_shape == shape:
                 return value[index, :longest]
-            return value[index] if own[:1] == shape[:1] else value  # values without a row dimension are unchanged
+            return (
+                value[index] if value_shape[:1] == shape[:1] else value
+            )  # values without a row dimension are unchanged
 
         fields = {name: pick(getattr(self, name)) for name in BASE_COLUMNS - {"reward_parts"}}
         fields["reward_parts"] = self.reward_parts[index]  # its second dimension is rewards, not tokens

@@ -28,7 +28,8 @@ class Binder:
         document: the configuration.
         slots: all places of the document that name a component.
         search_paths: directories in which dotted paths are looked up.
-        known: returns the keys of all tables, for "did you mean"; None: only the keys of the component's own table.
+        load_catalog: returns the keys of all tables, for "did you mean"; None: only the keys of the component's own
+            table.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Binder:
         document: Document,
         slots: Sequence[Slot] = (),
         search_paths: Sequence[str] = (),
-        known: Callable[[], Catalog] | None = None,
+        load_catalog: Callable[[], Catalog] | None = None,
     ) -> None:
-        self.document, self.slots, self.known, self._search_paths = document, slots, known, search_paths
+        self.document, self.slots = document, slots
+        self._load_catalog, self._search_paths = load_catalog, search_paths
 
     def bind(self, slot: Slot) -> Bound | None:
         """Return the component of a slot with its parameters, or None after recording an error."""
@@ -48,8 +50,10 @@ class Binder:
         except ComponentError as error:
             fix = error.fix
             if slot.kind == "algorithm" and not is_dotted(slot.name):  # the key also accepts presets
-                known = [*preset_names(), *registry.names(slot.kind)]
-                fix = did_you_mean(slot.name, known, f"known: {', '.join(known)}, or a dotted path to your own")
+                valid_names = [*preset_names(), *registry.names(slot.kind)]
+                fix = did_you_mean(
+                    slot.name, valid_names, f"known: {', '.join(valid_names)}, or a dotted path to your own"
+                )
             self.document.refuse(slot.path, error.problem, fix)
             self.document.traces += [error.trace] if error.trace else []
             return None
@@ -58,10 +62,10 @@ class Binder:
         except ParameterError as error:
             from retrain.config.mistakes import catalog, collect
 
-            known = self.known() if self.known else catalog({component.table: component.schema})
+            valid_names = self._load_catalog() if self._load_catalog else catalog({component.table: component.schema})
             params_path = tuple(part for part in slot.params_path if isinstance(part, str))
-            known = {**known, params_path: [*component.schema.model_fields]}
-            collect(self.document, error.error, known, lambda location: self._locate(slot, component, location))
+            valid_names = {**valid_names, params_path: [*component.schema.model_fields]}
+            collect(self.document, error.error, valid_names, lambda location: self._locate(slot, component, location))
             return None
         except ComponentError as error:
             self.document.refuse(slot.path, error.problem, error.fix)
@@ -73,14 +77,14 @@ class Binder:
 
         Tables with invalid parameters are left out; `bind` reports them.
         """
-        found: dict[Slot, Bound] = {}
+        written: dict[Slot, Bound] = {}
         for component in registry.components(tables=self.document.data):
             table = self.document.data.get(component.table)
             if isinstance(table, dict):
                 with suppress(ParameterError):
                     slot = Slot(component.kind, component.name, (component.table,))
-                    found[slot] = component.bind(component.takes(table))
-        return found
+                    written[slot] = component.bind(component.takes(table))
+        return written
 
     def check(
         self, trait: Callable[[Traits], ComponentCheck | None], bound: Mapping[Slot, Bound], config: Config
@@ -95,15 +99,15 @@ class Binder:
             config: the sections.
         """
         checks = {
-            (found, one.component.table, slot.params_path if slot.params else ()): (slot, one)
-            for slot, one in bound.items()
-            if (found := trait(one.component.traits))
+            (check, component.component.table, slot.params_path if slot.params else ()): (slot, component)
+            for slot, component in bound.items()
+            if (check := trait(component.component.traits))
         }
-        for (check, *_), (slot, one) in checks.items():
+        for (check, *_), (slot, component) in checks.items():
             with Call(slot.kind, slot.name)():
-                findings: list[Finding] = [*check(one.params, config)]
+                findings: list[Finding] = [*check(component.params, config)]
             for finding in findings:
-                at = self._locate(slot, one.component, finding.at) if finding.at else slot.path
+                at = self._locate(slot, component.component, finding.at) if finding.at else slot.path
                 self.document.report(finding._replace(at=at))
 
     def _params(self, slot: Slot, component: Component) -> dict[str, Any]:

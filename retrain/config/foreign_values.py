@@ -42,12 +42,12 @@ def in_sections(document: Document) -> Iterator[ForeignValue]:
 
 def in_components(loaded: LoadedConfig) -> Iterator[ForeignValue]:
     """Yield parameters by which components of a validated configuration connect to a server or load code."""
-    named = [(slot.params_path, slot.params, one) for slot, one in loaded.components.slots.items()]
+    named = [(slot.params_path, slot.params, component) for slot, component in loaded.components.slots.items()]
     computed = [((), {}, stage.bound) for stage in loaded.components.pipeline.graph]
-    for at, params, one in (*named, *computed):
-        for key, effect in one.component.traits.reaches.items():
-            if one.params.get(key) is not None:
-                path = at if key in params else (one.component.table,)
-                yield ForeignValue((*path, key), repr(one.params[key]), effect)
+    for at, params, component in (*named, *computed):
+        for key, effect in component.component.traits.reaches.items():
+            if component.params.get(key) is not None:
+                path = at if key in params else (component.component.table,)
+                yield ForeignValue((*path, key), repr(component.params[key]), effect)
     for entry in loaded.sets.values():
         yield from in_components(entry)

@@ -48,8 +48,8 @@ def json_schema() -> dict[str, Any]:
         "type": "string",
         "description": "Another file; the keys of this file override its keys.",
     }
-    own = {"patternProperties": {_DOTTED: {"type": "object"}}}
-    return {"$schema": dialect, **schema, **own, "title": "retrain configuration"}
+    dotted_tables = {"patternProperties": {_DOTTED: {"type": "object"}}}
+    return {"$schema": dialect, **schema, **dotted_tables, "title": "retrain configuration"}
 
 
 def _choice(schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
@@ -59,11 +59,15 @@ def _choice(schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
         return kept | {"anyOf": [{"enum": names}, {"type": "string", "pattern": _DOTTED}]}
     if "items" in schema:
         return schema | {"items": _choice(schema["items"], names)}
-    return schema | {"anyOf": [_choice(one, names) for one in schema["anyOf"]]} if "anyOf" in schema else schema
+    return (
+        schema | {"anyOf": [_choice(alternative, names) for alternative in schema["anyOf"]]}
+        if "anyOf" in schema
+        else schema
+    )
 
 
 def _table(schema: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of a table, or of the entries of a list of tables; {} if the table does not exist."""
-    found: dict[str, Any] = schema["properties"].get(name, {})
-    found = found.get("items", found)
-    return schema["$defs"][found["$ref"].rsplit("/", 1)[1]] if "$ref" in found else found
+    table: dict[str, Any] = schema["properties"].get(name, {})
+    table = table.get("items", table)
+    return schema["$defs"][table["$ref"].rsplit("/", 1)[1]] if "$ref" in table else table

@@ -92,7 +92,7 @@ def validate(document: Document) -> LoadedConfig:
         preset.unread.extend(path for path in unread if _from_preset(path, document, preset))
         unread = {path: problem for path, problem in unread.items() if path not in preset.unread}
     unread = {path: problem for path, problem in unread.items() if all(path in other.unread for other in sets.values())}
-    warnings = [*document.warnings, *(warning for one in sets.values() for warning in one.warnings)]
+    warnings = [*document.warnings, *(warning for config_of_set in sets.values() for warning in config_of_set.warnings)]
     return LoadedConfig(
         document.file,
         document.text,
@@ -121,16 +121,18 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     Raises:
         ConfigError: all errors in keys, names of components and parameters.
     """
-    known = cache(_known_keys)
-    config, wrong = _sections(document, known)
+    load_catalog = cache(_known_keys)
+    config, wrong = _sections(document, load_catalog)
     named = [slot for slot in slots(config, document.data) if not {slot.path[:1], slot.path[:2]} & wrong]
     deferred = [slot for slot in named if needs_import(slot)]
     naming = [(name,) for name in (*(kind.key[0] for kind in registry.KINDS.values() if kind.key), *MIXED)]
     # A component that does not exist is one mistake, together with its table.
     absent = {slot.name for slot in named if slot.name not in registry.names(slot.kind)}
-    pending = _tables(document, known, absent, may_import=bool(deferred) or any(path in wrong for path in naming))
+    pending = _tables(
+        document, load_catalog, absent, may_import=bool(deferred) or any(path in wrong for path in naming)
+    )
     _check_text(document, config)
-    binder = Binder(document, named, config.plugins.search_paths, known)
+    binder = Binder(document, named, config.plugins.search_paths, load_catalog)
     bound = {slot: binder.bind(slot) for slot in named if slot not in deferred}
     document.stop()
     bound |= {slot: binder.bind(slot) for slot in deferred}
@@ -138,9 +140,9 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
         _tables(document, cache(_known_keys), absent, may_import=False)
     document.stop()
     tables = {name: table for name, table in document.data.items() if name not in Config.model_fields}
-    components = {slot: one for slot in named if (one := bound[slot])}
+    components = {slot: component for slot in named if (component := bound[slot])}
     resolved = Resolved(tables, components, config.logging.observe, document.places.keys())
-    hide_named([one.params for one in resolved.every()])
+    hide_named([component.params for component in resolved.every()])
     return config, binder, resolved
 
 
@@ -156,7 +158,7 @@ def _check_rules(document: Document, binder: Binder, config: Config, resolved: R
             for finding in rule(config, resolved):
                 document.report(finding)
     signals = [stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal"]
-    read = {Slot("signal", one.name, ("algorithm", "transform_mode")): one for one in signals}
+    read = {Slot("signal", component.name, ("algorithm", "transform_mode")): component for component in signals}
     written = {**read, **binder.written(), **resolved.slots}
     binder.check(lambda traits: traits.check, written, config)
     binder.check(lambda traits: traits.check_files, resolved.in_use, config)
@@ -180,20 +182,22 @@ def _check_columns(document: Document, resolved: Resolved) -> None:
 
 def _eval_sets(document: Document, config: Config) -> dict[str, LoadedConfig]:
     """Validate each of `[[eval.sets]]` as a configuration of its own; report the errors of all sets together."""
-    found: dict[str, LoadedConfig] = {}
+    configs_of_sets: dict[str, LoadedConfig] = {}
     for index, entry in enumerate(config.eval.sets):
         from retrain.config.preset_keys import of_eval_set
 
         try:
-            found[entry.name] = validate(of_eval_set(document, index, entry))
+            configs_of_sets[entry.name] = validate(of_eval_set(document, index, entry))
         except ConfigError as error:
             document.problems += error.problems
             document.traces += getattr(error, "__notes__", ())
-    if found:
-        for finding in unmeasured(config, {name: one.config.eval for name, one in found.items()}):
+    if configs_of_sets:
+        for finding in unmeasured(
+            config, {name: config_of_set.config.eval for name, config_of_set in configs_of_sets.items()}
+        ):
             document.report(finding)
     document.stop()
-    return found
+    return configs_of_sets
 
 
 def _known_keys() -> Catalog:
@@ -203,7 +207,7 @@ def _known_keys() -> Catalog:
     return catalog({name: Config.model_fields[name].annotation for name in Config.model_fields} | tables)
 
 
-def _sections(document: Document, known: CatalogLoader) -> tuple[Config, set[Path]]:
+def _sections(document: Document, load_catalog: CatalogLoader) -> tuple[Config, set[Path]]:
     """Validate the sections. Return them and the paths of invalid keys, which get their defaults.
 
     An error in an entry of a list invalidates the whole list.
@@ -214,7 +218,7 @@ def _sections(document: Document, known: CatalogLoader) -> tuple[Config, set[Pat
     except ValidationError as error:
         from retrain.config.mistakes import collect
 
-        culprits = collect(document, error, known())
+        culprits = collect(document, error, load_catalog())
     wrong: set[Path] = {path[:2] if all(isinstance(part, str) for part in path[:2]) else path[:1] for path in culprits}
     kept = {
         name: {key: table[key] for key in table if (name, key) not in wrong} if isinstance(table, dict) else table
@@ -239,12 +243,12 @@ def _check_text(document: Document, config: Config) -> None:
         )
 
 
-def _tables(document: Document, known: CatalogLoader, absent: Container[str], may_import: bool) -> bool:
+def _tables(document: Document, load_catalog: CatalogLoader, absent: Container[str], may_import: bool) -> bool:
     """Validate the tables of components.
 
     Args:
         document: the configuration.
-        known: returns the keys of all tables.
+        load_catalog: returns the keys of all tables.
         absent: names in the file that no component has; their tables are not judged.
         may_import: True if code that is not imported yet may declare further tables.
     Returns:
@@ -262,10 +266,10 @@ def _tables(document: Document, known: CatalogLoader, absent: Container[str], ma
             try:
                 registry.table_schema(readers).model_validate(document.data[name])
             except ValidationError as error:
-                collect(document, error, known(), lambda location, table=name: (table, *location))
-        elif isinstance(document.data[name], dict) and may_import and not close(name, known()):
+                collect(document, error, load_catalog(), lambda location, table=name: (table, *location))
+        elif isinstance(document.data[name], dict) and may_import and not close(name, load_catalog()):
             pending = True
         elif name not in entry_points and name not in absent:
             value = document.data[name]
-            document.refuse((name,), *unknown_key((name,), value, known(), document.data))
+            document.refuse((name,), *unknown_key((name,), value, load_catalog(), document.data))
     return pending

@@ -52,34 +52,36 @@ def catalog(tables: Mapping[str, Any]) -> Catalog:
     Args:
         tables: name of a table -> its pydantic model or annotation.
     """
-    found: Catalog = {(): list(tables)}
+    keys_of_tables: Catalog = {(): list(tables)}
     for name, model in tables.items():
-        found |= dict(_models((name,), model))
+        keys_of_tables |= dict(_models((name,), model))
     for alias in ALIASES:
-        found.setdefault((str(alias[0]),), []).append(str(alias[1]))
-    return found
+        keys_of_tables.setdefault((str(alias[0]),), []).append(str(alias[1]))
+    return keys_of_tables
 
 
 def collect(
-    document: Document, error: ValidationError, known: Catalog, locate: Callable[[Path], Path] = lambda path: path
+    document: Document, error: ValidationError, valid_keys: Catalog, locate: Callable[[Path], Path] = lambda path: path
 ) -> list[Path]:
     """Record all errors of a failed validation in `document`, and return the paths of the invalid values.
 
     Args:
         document: the configuration.
         error: error of pydantic.
-        known: valid keys, for "did you mean".
+        valid_keys: valid keys, for "did you mean".
         locate: maps pydantic's location in the validated value to the path in the document.
     """
-    found: dict[Path, list[ErrorDetails]] = {}
+    details_at: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         path = locate(detail["loc"])
-        found.setdefault(path if detail["type"] == "missing" else _existing(document.data, path), []).append(detail)
+        details_at.setdefault(path if detail["type"] == "missing" else _existing(document.data, path), []).append(
+            detail
+        )
     # pydantic reports every alternative of a union; the user meant the one that fails at the innermost value.
-    outer = {path[:depth] for path in found for depth in range(len(path))}
-    for path in (path for path in found if path not in outer):
-        document.refuse(path, *_describe(path, found[path], known, document.data))
-    return list(found)
+    outer = {path[:depth] for path in details_at for depth in range(len(path))}
+    for path in (path for path in details_at if path not in outer):
+        document.refuse(path, *_describe(path, details_at[path], valid_keys, document.data))
+    return list(details_at)
 
 
 def _models(path: tuple[str, ...], annotation: Any) -> Iterator[tuple[tuple[str, ...], list[str]]]:
@@ -106,11 +108,11 @@ def _existing(data: Any, location: Path) -> Path:
     return path
 
 
-def _describe(path: Path, details: list[ErrorDetails], known: Catalog, data: Any) -> tuple[str, str]:
+def _describe(path: Path, details: list[ErrorDetails], valid_keys: Catalog, data: Any) -> tuple[str, str]:
     detail = details[0]
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_key(path, value, known, data)
+        return unknown_key(path, value, valid_keys, data)
     if kind == "missing":
         return "is missing", f"add {path[-1]} = ..." if isinstance(path[-1], str) else "make the list one longer"
     if kind in _LENGTHS:
@@ -129,12 +131,12 @@ def _describe(path: Path, details: list[ErrorDetails], known: Catalog, data: Any
     return f"{_toml(value)}: {message}", "change the value"
 
 
-def close(table: str, known: Catalog) -> bool:
+def close(table: str, valid_keys: Catalog) -> bool:
     """Return True if a table's name resembles that of a known table, or is a key of one."""
-    return bool(did_you_mean(table, known[()])) or any(table in keys for keys in known.values())
+    return bool(did_you_mean(table, valid_keys[()])) or any(table in keys for keys in valid_keys.values())
 
 
-def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str, str]:
+def unknown_key(path: Path, value: Any, valid_keys: Catalog, data: Any) -> tuple[str, str]:
     """Return problem and fix of an unknown key: an alias of another trainer, a typo, the wrong table, or neither.
 
     A parameter of a component that the file names comes first: `beta` is dca's own beside
@@ -143,15 +145,15 @@ def unknown_key(path: Path, value: Any, known: Catalog, data: Any) -> tuple[str,
     Args:
         path: the key.
         value: its value.
-        known: valid keys by table.
+        valid_keys: valid keys by table.
         data: the configuration, whose texts name its components.
     """
     from retrain.config.schema import Config
 
     key, is_table = str(path[-1]), isinstance(value, dict)
     table = tuple(part for part in path[:-1] if isinstance(part, str))
-    siblings = known.get(table, [])
-    owners = [owner for owner, keys in known.items() if key in keys and owner != table]
+    siblings = valid_keys.get(table, [])
+    owners = [owner for owner, keys in valid_keys.items() if key in keys and owner != table]
     if named := [owner for owner in owners if owner and owner[-1] in _names(data)]:
         owners = named
     elif path[:-1] == ("model",) and key in _MODEL_NAMES:
@@ -213,8 +215,8 @@ def aliases() -> Mapping[str, Any]:
 @cache
 def advice_by_key() -> Mapping[str, str | Mapping[str, str]]:
     """Return the advice for each key; a table if it depends on the value."""
-    found: dict[str, str | Mapping[str, str]] = {key: text for text, keys in aliases()["keys"].items() for key in keys}
-    return found | {key: entry["advice"] for entry in aliases()["by_value"] for key in entry["keys"]}
+    advice: dict[str, str | Mapping[str, str]] = {key: text for text, keys in aliases()["keys"].items() for key in keys}
+    return advice | {key: entry["advice"] for entry in aliases()["by_value"] for key in entry["keys"]}
 
 
 def translated(key: str, value: Any) -> str:
@@ -224,8 +226,8 @@ def translated(key: str, value: Any) -> str:
         advice = _advice("", key, value)
         return advice and f"{'write' if ' = ' in advice else 'here'} {advice}"
     inside = cast("Mapping[str, Any]", value) if key in tables["inside"] else {}
-    if known := list(dict.fromkeys(filter(None, _inside(key, inside)))):
-        return f"here {'; '.join(known)}"
+    if inner_advice := list(dict.fromkeys(filter(None, _inside(key, inside)))):
+        return f"here {'; '.join(inner_advice)}"
     return f"here {tables[key]}" if key in tables else ""
 
 
@@ -245,10 +247,10 @@ def _inside(table: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _advice(table: str, key: str, value: Any) -> str:
-    found = advice_by_key().get(f"{table}.{key}") or advice_by_key().get(key, "")
-    if isinstance(found, str):  # the user fills in tables and lists
-        return found.replace("{value}", toml(value) if isinstance(value, bool | str | int | float) else "...")
-    return found.get(str(value).lower().replace("-", "_")) or " or ".join(dict.fromkeys(found.values()))
+    advice = advice_by_key().get(f"{table}.{key}") or advice_by_key().get(key, "")
+    if isinstance(advice, str):  # the user fills in tables and lists
+        return advice.replace("{value}", toml(value) if isinstance(value, bool | str | int | float) else "...")
+    return advice.get(str(value).lower().replace("-", "_")) or " or ".join(dict.fromkeys(advice.values()))
 
 
 def toml(value: Any) -> str:

@@ -107,10 +107,10 @@ class Resolved:
     @cached_property
     def bound(self) -> Mapping[str, Sequence[Bound]]:
         """Components by kind."""
-        found: dict[str, list[Bound]] = {}
-        for slot, one in self.slots.items():
-            found.setdefault(slot.kind, []).append(one)
-        return found
+        by_kind: dict[str, list[Bound]] = {}
+        for slot, component in self.slots.items():
+            by_kind.setdefault(slot.kind, []).append(component)
+        return by_kind
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -143,13 +143,17 @@ class Resolved:
         """`slots` without the sources that provide only expert rows, if no loss term trains on expert rows."""
         if "expert" in self.objective(exact=False).sources:
             return self.slots
-        return {slot: one for slot, one in self.slots.items() if slot.kind != "source" or brings(one, "rollouts")}
+        return {
+            slot: component
+            for slot, component in self.slots.items()
+            if slot.kind != "source" or brings(component, "rollouts")
+        }
 
     @cached_property
     def sources(self) -> Mapping[str, Bound]:
         """Sources in use, by unique name."""
-        used = [one for slot, one in self.in_use.items() if slot.kind == "source"]
-        return dict(zip(unique_names([one.name for one in used]), used, strict=True))
+        used = [source for slot, source in self.in_use.items() if slot.kind == "source"]
+        return dict(zip(unique_names([source.name for source in used]), used, strict=True))
 
     def objective(self, exact: bool) -> Objective:
         """Return the objective that an update minimizes.
@@ -160,7 +164,7 @@ class Resolved:
                 weights, or if a loss term reads the sampler's log-probs. Corrections that only drop tokens are kept
                 in addition.
         """
-        exact = exact and not any(brings(one, "rollouts") for one in self.all("source"))
+        exact = exact and not any(brings(source, "rollouts") for source in self.all("source"))
         chain = self._chain
         corrections = chain[len(self._credit_chain()) :]
         anchored = any("sampler_logprobs" in term.reads for term in self.all("loss") if term.params["weight"] != 0)
@@ -177,7 +181,7 @@ class Resolved:
     def _credit_chain(self) -> tuple[Bound, ...]:
         """Return the chain without trailing corrections: the update computes them from its own forward pass."""
         chain = self._chain
-        return chain[: max((place for place, stage in enumerate(chain, 1) if not is_correction(stage)), default=0)]
+        return chain[: max((length for length, stage in enumerate(chain, 1) if not is_correction(stage)), default=0)]
 
     def stages(self, also: Collection[str] = ()) -> Stages:
         """Return the components of the credit pipeline.
@@ -186,7 +190,7 @@ class Resolved:
             also: columns to compute in addition to `[logging] observe`.
         """
         chain, algorithm = self._credit_chain(), self.optional("algorithm")
-        has_context = any(one.component.contract == "context" for one in (*chain, algorithm) if one)
+        has_context = any(stage.component.contract == "context" for stage in (*chain, algorithm) if stage)
         return Stages(
             self.one("advantage"),
             chain,
@@ -212,7 +216,10 @@ class Resolved:
     def described(self) -> dict[str, list[dict[str, Any]]]:
         """Return name, source and parameters of every component, by kind."""
         return {
-            kind: [{"name": one.name, "source": one.component.source, "params": dict(one.params)} for one in bound]
+            kind: [
+                {"name": component.name, "source": component.component.source, "params": dict(component.params)}
+                for component in bound
+            ]
             for kind, bound in self.bound.items()
         }
 
@@ -235,8 +242,8 @@ class Resolved:
     def engines(self, model: str) -> list[Bound]:
         """Return the engine that the configuration names, or else all that "auto" may choose for this model."""
         named = self.optional("engine")
-        found = [named] if named else [self.named("engine", name) for name in engines_at(model)]
-        return [one for one in found if one]
+        engines = [named] if named else [self.named("engine", name) for name in engines_at(model)]
+        return [engine for engine in engines if engine]
 
     def signal(self, name: str) -> Bound | None:
         """Return the signal that computes the column of this name, or None."""
@@ -245,12 +252,12 @@ class Resolved:
 
 def reward_columns(rewards: Sequence[Bound]) -> list[tuple[str, float]]:
     """Return name and weight of each column of `reward_parts`; the name is its key in `Rollout.parts`."""
-    found: list[tuple[str, float]] = []
-    for name, one in zip(unique_names([one.name for one in rewards]), rewards, strict=True):
-        weight, parts = float(one.params["weight"]), registry.reward.traits_of(one.component).parts
-        own = parts(one.params) if parts else {}
-        found += [(f"{name}/{part}", weight * share) for part, share in own.items()] or [(name, weight)]
-    return found
+    columns: list[tuple[str, float]] = []
+    for name, reward in zip(unique_names([reward.name for reward in rewards]), rewards, strict=True):
+        weight, parts = float(reward.params["weight"]), registry.reward.traits_of(reward.component).parts
+        parts_of_score = parts(reward.params) if parts else {}
+        columns += [(f"{name}/{part}", weight * share) for part, share in parts_of_score.items()] or [(name, weight)]
+    return columns
 
 
 def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
@@ -268,9 +275,11 @@ def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
             at = (*around, params_key) if params_key else ()
             if kind.name == "environment" and needs_own_interpreter(config, getattr(entry, key)):
                 continue
-            for place, name in _named(kind.name, getattr(entry, key)):
+            for index_path, name in _named(kind.name, getattr(entry, key)):
                 weight = None if mixed else getattr(entry, "weight", None)
-                yield Slot(kind.name, name, (*around, key, *place), at, params, bool(mixed) or key == "name", weight)
+                yield Slot(
+                    kind.name, name, (*around, key, *index_path), at, params, bool(mixed) or key == "name", weight
+                )
         for component in registry.components(tables=tables):
             table = tables.get(component.table)
             for key, info in component.schema.model_fields.items():
@@ -316,8 +325,8 @@ def division(config: Config, ratios: Sequence[float]) -> tuple[int, list[int]]:
     """
     rows = config.training.batch_size * config.training.group_size
     # 1e-9 absorbs rounding: 0.07 * 100 is 7.000000000000001, which `ceil` would make 8.
-    own = [ceil(ratio * rows - 1e-9) for ratio in ratios]
-    return (rows - sum(own)) // config.training.group_size, own
+    source_rows = [ceil(ratio * rows - 1e-9) for ratio in ratios]
+    return (rows - sum(source_rows)) // config.training.group_size, source_rows
 
 
 def ratio_of(source: Bound) -> float:
@@ -373,7 +382,9 @@ class LoadedConfig:
     def rewards(self) -> list[Entry]:
         """Rewards with their settings for the reward pool."""
         pairs = zip(self.config.rewards, self.components.all("reward"), strict=True)
-        return [Entry(bound, float(bound.params["weight"]), one.timeout_s, one.concurrency) for one, bound in pairs]
+        return [
+            Entry(bound, float(bound.params["weight"]), entry.timeout_s, entry.concurrency) for entry, bound in pairs
+        ]
 
     @property
     def objective(self) -> Objective:
@@ -383,8 +394,8 @@ class LoadedConfig:
     @property
     def division(self) -> tuple[int, int]:
         """Number of prompts in a step, and number of rows that sources provide instead of further prompts."""
-        prompts, own = division(self.config, [*map(ratio_of, self.components.sources.values())])
-        return prompts, sum(own)
+        prompts, source_rows = division(self.config, [*map(ratio_of, self.components.sources.values())])
+        return prompts, sum(source_rows)
 
     def task(self, seed: int) -> Task:
         """Build the task with a seed; with `[[environments]]` or `[[tasks]]` the mixture of their tasks."""
@@ -395,7 +406,7 @@ class LoadedConfig:
 
         named = zip(mixed_labels(self.config), bound, entries, strict=True)
         parts = {
-            label: WeightedTask(one.build({"seed": derive_seed(seed, label)}), e.weight) for label, one, e in named
+            label: WeightedTask(task.build({"seed": derive_seed(seed, label)}), e.weight) for label, task, e in named
         }
         return Mixture(seed, parts)
 

@@ -188,6 +188,6 @@ ALIASES: Mapping[tuple[str | int, ...], tuple[str, str]] = {
 """Documented alias of a key -> the key. Setting a key and its alias in one file is an error."""
 
 ALTERNATIVES: Mapping[tuple[str | int, ...], tuple[str, str]] = {
-    ("planning", one): ("planning", other) for one, other in (_GRAMS, _GRAMS[::-1])
+    ("planning", key): ("planning", other) for key, other in (_GRAMS, _GRAMS[::-1])
 }
 """Pairs of keys that exclude each other: an override of one removes the other."""

@@ -97,16 +97,16 @@ class Call:
             raise self.fail(f"returned a tuple of {len(result)}, neither a value nor (value, dict of metrics)")
         return result
 
-    def metrics(self, found: Any) -> Metrics:
+    def metrics(self, reported: Any) -> Metrics:
         """Check a component's metrics and return them as floats.
 
         Names must be valid and not used by the run; values must be finite. None counts as an empty dict.
         """
-        if found is None:
+        if reported is None:
             return {}
-        if not isinstance(found, Mapping):
-            raise self.fail(f"reported a {type(found).__name__}, not a dict of metrics")
-        return {self.free(name): self.number(value, f"metric {name!r}") for name, value in found.items()}
+        if not isinstance(reported, Mapping):
+            raise self.fail(f"reported a {type(reported).__name__}, not a dict of metrics")
+        return {self.free(name): self.number(value, f"metric {name!r}") for name, value in reported.items()}
 
     def free(self, name: Any) -> str:
         """Check the name of a metric and return it. It must be valid and not used by the run itself."""
@@ -138,11 +138,11 @@ class Call:
             raise self.fail(f"{what} are a {type(values).__name__}, not a list of {expected} numbers")
         if len(values) != expected:
             raise self.fail(f"{len(values)} {what} for {expected}; return one for each")
-        found = [self.number(value, f"{what}[{index}]") for index, value in enumerate(values)]
-        for index, value in enumerate(found):
+        floats = [self.number(value, f"{what}[{index}]") for index, value in enumerate(values)]
+        for index, value in enumerate(floats):
             if not fits_float32(value):
                 raise self.fail(f"{what}[{index}] is {value}, not a finite number of float32")
-        return found
+        return floats
 
     def tensor(self, value: Any, shape: Sequence[int], like: Tensor) -> Tensor:
         """Check that a component returned a tensor, and return it.
@@ -184,8 +184,8 @@ def own_frames(error: BaseException) -> str:
     If no other frames are left, the last frame is kept.
     """
     stack = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)] or stack[-1:]
-    return "".join(traceback.format_list(own[-20:])).rstrip()
+    user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)] or stack[-1:]
+    return "".join(traceback.format_list(user_frames[-20:])).rstrip()
 
 
 def _shorten(text: str) -> str:

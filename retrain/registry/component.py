@@ -42,7 +42,7 @@ class ParameterError(ComponentError):
 
     def __init__(self, component: Component, error: ValidationError) -> None:
         self.error = error
-        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        faults = "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
         takes = ", ".join(component.schema.model_fields) or "no parameters"
         super().__init__(f'{component.kind} "{component.name}": {faults}', f"it takes {takes}")
 
@@ -327,10 +327,10 @@ class Kind(Generic[P, T_co]):
 
         def decorate(target: F) -> F:
             check_signature(target, self.is_generator, self.is_async)
-            known = REGISTERED.get((self.name, name))
-            if known is not None and _place(known.target) != _place(target):
+            registered = REGISTERED.get((self.name, name))
+            if registered is not None and _place(registered.target) != _place(target):
                 raise ComponentError(
-                    f"{self.name} {name!r} is registered twice: {_place(known.target)} and {_place(target)}",
+                    f"{self.name} {name!r} is registered twice: {_place(registered.target)} and {_place(target)}",
                     "rename one of them",
                 )
             source = "built-in" if target.__module__.startswith("retrain.") else "registered"

@@ -56,8 +56,8 @@ def names(kind: str) -> list[str]:
 
 def is_registered(kind: str, name: str) -> bool:
     """Return whether a name is that of a built-in or registered component, or of an importable entry point."""
-    known = name in BUILT_IN.get(kind, ()) or (kind, name) in REGISTERED
-    return known or _importable_entry_point(kind, name) is not None
+    is_listed = name in BUILT_IN.get(kind, ()) or (kind, name) in REGISTERED
+    return is_listed or _importable_entry_point(kind, name) is not None
 
 
 def components(kind: str | None = None, tables: Container[str] | None = None) -> list[Component]:
@@ -79,8 +79,14 @@ def components(kind: str | None = None, tables: Container[str] | None = None) ->
                 imported[of, name] = component
     # Sorted by module, with the user's components last, so that the order does not depend on that of imports.
     every = (imported | REGISTERED).values()
-    in_order = sorted(every, key=lambda one: one.target.__module__ if one.source == "built-in" else "~")
-    return [one for one in in_order if kind in (None, one.kind) and (tables is None or one.table in tables)]
+    in_order = sorted(
+        every, key=lambda component: component.target.__module__ if component.source == "built-in" else "~"
+    )
+    return [
+        component
+        for component in in_order
+        if kind in (None, component.kind) and (tables is None or component.table in tables)
+    ]
 
 
 def _import_built_in(kind: str, name: str) -> None:
@@ -127,10 +133,12 @@ def _load_entry_point(kind: str, name: str) -> Component:
     point = _entry_points()[kind][name]
     with _importing(point.value):
         target = point.load()
-    for (of, known), component in REGISTERED.items():
+    for (of, registered_name), component in REGISTERED.items():
         module = component.target.__module__
-        if known in BUILT_IN.get(of, ()) and module != _built_in_module(of, known):
-            problem = f"{of} {known!r} is registered twice: by {module} and {_built_in_module(of, known)}"
+        if registered_name in BUILT_IN.get(of, ()) and module != _built_in_module(of, registered_name):
+            problem = (
+                f"{of} {registered_name!r} is registered twice: by {module} and {_built_in_module(of, registered_name)}"
+            )
             raise ComponentError(problem, "rename one of them")
     registered = REGISTERED.get((kind, name))
     if registered is not None and registered.source == "built-in" and registered.target is target:
@@ -218,19 +226,19 @@ def load_object(path: str, search_paths: Sequence[str | Path] = (), kind: str = 
     search = nullcontext() if path in _HARMLESS or module_name.startswith("retrain.") else _search(search_paths)
     with search, _importing(module_name, search_paths):
         module = importlib.import_module(module_name)
-        found = getattr(module, attribute, None)
+        target = getattr(module, attribute, None)
     if not is_installed(module.__spec__):
         module_hashes([module_name])
-    if found is None:
+    if target is None:
         public = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         fix = did_you_mean(attribute, public, f"known: {', '.join(public) or 'none'}")
         raise ComponentError(f"{module_name} has no {attribute!r}", fix)
-    mark = getattr(found, MARK, None)
+    mark = getattr(target, MARK, None)
     if path not in _HARMLESS and not (isinstance(mark, Component) and mark.kind == kind):
         from retrain.registry.foreign_code import check_is_own
 
-        check_is_own(path, module, found, _directories(search_paths))
-    return found
+        check_is_own(path, module, target, _directories(search_paths))
+    return target
 
 
 def _from_target(kind: str, name: str, target: Any, source: str) -> Component:
@@ -283,8 +291,8 @@ def _importing(name: str, search_paths: Sequence[str | Path] = ()) -> Generator[
             fix = f"put {file}.py (or {file}/) into the working directory, plugins/, or one of [plugins] search_paths"
             raise ComponentError(f"no module named {error.name!r} (searched in {searched})", fix) from None
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        problem = f"importing {name} raised {described(error)}{place}"
+        location = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        problem = f"importing {name} raised {described(error)}{location}"
         raise ComponentError(problem, "fix the file", own_frames(error)) from error
 
 
@@ -305,9 +313,9 @@ def _search(search_paths: Sequence[str | Path]) -> Generator[None]:
 
 
 def _directories(search_paths: Sequence[str | Path]) -> list[Path]:
-    own = Path.cwd() / "plugins"
+    plugins = Path.cwd() / "plugins"
     return [
         Path.cwd(),
-        *([own] if own.is_dir() else ()),
+        *([plugins] if plugins.is_dir() else ()),
         *(expanded(directory).resolve() for directory in search_paths),
     ]

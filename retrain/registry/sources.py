@@ -45,26 +45,26 @@ def module_hashes(names: Iterable[str]) -> dict[str, str]:
             certify code that does not run.
     """
     waiting = list(dict.fromkeys(names))
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     while waiting:
         name = waiting.pop()
         spec = _find_spec(name)
-        if name in found or name.partition(".")[0] == _OWN or spec is None or not spec.origin:
+        if name in hashes or name.partition(".")[0] == _OWN or spec is None or not spec.origin:
             continue
         file = Path(spec.origin)
         if not file.is_file():
             continue
         data = file.read_bytes()
-        found[name] = hashlib.sha256(data).hexdigest()[:16]
-        loaded_spec, loaded_hash = _imported.setdefault(name, (spec, found[name]))
+        hashes[name] = hashlib.sha256(data).hexdigest()[:16]
+        loaded_spec, loaded_hash = _imported.setdefault(name, (spec, hashes[name]))
         if loaded_spec is not spec:
-            _imported[name] = (spec, found[name])
-        elif loaded_hash != found[name]:
+            _imported[name] = (spec, hashes[name])
+        elif loaded_hash != hashes[name]:
             problem = f"{file} has changed since this process imported it"
             raise ComponentError(problem, f"restart Python, or importlib.reload({name})")
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-        waiting += [other for other in _imports(data, package) if other not in found and _is_user_module(other, name)]
-    return dict(sorted(found.items()))
+        waiting += [other for other in _imports(data, package) if other not in hashes and _is_user_module(other, name)]
+    return dict(sorted(hashes.items()))
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
@@ -89,7 +89,7 @@ def _is_user_module(name: str, importer: str) -> bool:
 def is_installed(spec: ModuleSpec | None) -> bool:
     """Return whether a top-level module is part of Python or of an installed package."""
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-    paths = [Path(place) for place in places if place and Path(place).exists()]
+    paths = [Path(path) for path in places if path and Path(path).exists()]
     return not paths or any(
         {"site-packages", "dist-packages"} & {*path.parts} or any(path.is_relative_to(folder) for folder in _LIBRARIES)
         for path in paths

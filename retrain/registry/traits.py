@@ -236,8 +236,8 @@ def check_names(kind: str, made: Callable[..., Traits], given: Iterable[str]) ->
         made: class of the traits of this kind.
         given: names of the keyword arguments of the decorator.
     """
-    known = sorted(one.name for one in fields(made))  # pyright: ignore[reportArgumentType] - a dataclass
+    trait_names = sorted(trait.name for trait in fields(made))  # pyright: ignore[reportArgumentType] - a dataclass
     for name in given:
-        if name not in known:
-            fix = did_you_mean(name, known, f"traits of a {kind}: {', '.join(known)}")
+        if name not in trait_names:
+            fix = did_you_mean(name, trait_names, f"traits of a {kind}: {', '.join(trait_names)}")
             raise ComponentError(f'@{kind} has no trait "{name}"', fix)

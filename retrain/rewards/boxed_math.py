@@ -72,17 +72,17 @@ class BoxedMath:
     def __call__(self, completion: str, answer: str) -> float:
         if problem := _unusable(answer):
             raise ValueError(problem)
-        found = last_box(completion)
-        if found is None:
+        boxed = last_box(completion)
+        if boxed is None:
             if self.require_box:
                 return 0.0
-            found = completion
-        if not found.strip():
+            boxed = completion
+        if not boxed.strip():
             return 0.0
-        found, wanted = (undecorated(_stated(text)) for text in (found, answer))
-        if self._value and decorated_number(wanted) is not None and not _is_simplified(found, wanted):
+        boxed, wanted = (undecorated(_stated(text)) for text in (boxed, answer))
+        if self._value and decorated_number(wanted) is not None and not _is_simplified(boxed, wanted):
             return 0.0
-        return float(self._equal(found, wanted))
+        return float(self._equal(boxed, wanted))
 
 
 def _stated(text: str) -> str:
@@ -92,12 +92,12 @@ def _stated(text: str) -> str:
     return text if boxed is None else boxed
 
 
-def _is_simplified(found: str, wanted: str) -> bool:
+def _is_simplified(prediction: str, wanted: str) -> bool:
     """Return whether `found` is one number, and a fraction such as 12/2 only if the answer is a fraction as well."""
-    number = decorated_number(found)
+    number = decorated_number(prediction)
     if number is None:
         return False
-    return number.denominator > 1 or not _BAR.search(found) or bool(_BAR.search(wanted))
+    return number.denominator > 1 or not _BAR.search(prediction) or bool(_BAR.search(wanted))
 
 
 def last_box(text: str) -> str | None:
@@ -113,35 +113,35 @@ def last_box(text: str) -> str | None:
     return None
 
 
-def symbolic_equal(found: str, answer: str, value: bool = False) -> bool:
+def symbolic_equal(prediction: str, answer: str, value: bool = False) -> bool:
     """Return whether math-verify considers two LaTeX expressions equal, except for its known false positives.
 
     The run time has no bound. Call the function in a process that can be killed.
 
     Args:
-        found: the expression of the completion.
+        prediction: the expression of the completion.
         answer: the reference answer.
         value: reject `found` if it contains arithmetic with numbers, such as 665+147, and `answer` does not.
     """
-    found, answer = found.strip(), answer.strip()
-    if found == answer:
-        return found != ""
-    if max(len(found), len(answer)) > _MAX_LENGTH or "$" in found or found.lower() == answer.lower():
+    prediction, answer = prediction.strip(), answer.strip()
+    if prediction == answer:
+        return prediction != ""
+    if max(len(prediction), len(answer)) > _MAX_LENGTH or "$" in prediction or prediction.lower() == answer.lower():
         return False
-    if _signs(found) != _signs(answer) or _BASE.findall(found) not in ([], _BASE.findall(answer)):
+    if _signs(prediction) != _signs(answer) or _BASE.findall(prediction) not in ([], _BASE.findall(answer)):
         return False
-    words = _WORD.fullmatch(found), _WORD.fullmatch(answer)
+    words = _WORD.fullmatch(prediction), _WORD.fullmatch(answer)
     if words[1] is not None:
         return words[0] is not None and words[0][1] == words[1][1]
-    if _PROSE.search(found) and not _PROSE.search(answer):
+    if _PROSE.search(prediction) and not _PROSE.search(answer):
         return False
-    numbers = decorated_number(found), decorated_number(answer)
+    numbers = decorated_number(prediction), decorated_number(answer)
     if None not in numbers:  # compared exactly here, because math-verify rounds numbers
         return numbers[0] == numbers[1]
     verifier = library("math_verify", "math")
     # Only the LaTeX grammar is used, because the extractor of plain expressions evaluates them as Python.
     grammar = [verifier.LatexExtractionConfig()]
-    parsed = [verifier.parse(f"{_BOX}{text}}}", grammar, parsing_timeout=None) for text in (answer, found)]
+    parsed = [verifier.parse(f"{_BOX}{text}}}", grammar, parsing_timeout=None) for text in (answer, prediction)]
     if value and any(map(_has_arithmetic, parsed[1])) and not any(map(_has_arithmetic, parsed[0])):
         return False
     equal = verifier.verify(parsed[0], parsed[1], timeout_seconds=None)
@@ -153,7 +153,7 @@ def _signs(text: str) -> tuple[bool, bool]:
     return bool(_RELATION.search(text)), "%" in text
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(first: Any, other: Any) -> bool:
     """Return whether two expressions that math-verify calls equal contain different numbers in the same place.
 
     math-verify rounds to six decimals, so that 10^-30 and 10^-31 are equal. Rational numbers of up to 10^4 digits are
@@ -162,11 +162,11 @@ def _differ(one: Any, other: Any) -> bool:
     compares some of them as rounded numbers: sqrt(x) + 10^-30 and sqrt(x).
     """
     sympy = library("sympy", "math")
-    if isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr):
-        symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    if isinstance(first, sympy.Expr) and isinstance(other, sympy.Expr):
+        symbols = sorted(first.free_symbols | other.free_symbols, key=str)
         point = {symbol: sympy.Rational(97 + 4 * index, 64) for index, symbol in enumerate(symbols)}
-        return _numbers_differ(one.subs(point), other.subs(point))
-    pairs = zip(_parts(one, other), _parts(other, one), strict=False)
+        return _numbers_differ(first.subs(point), other.subs(point))
+    pairs = zip(_parts(first, other), _parts(other, first), strict=False)
     return any(_differ(left, right) for left, right in pairs)
 
 
@@ -182,21 +182,21 @@ def _parts(node: Any, other: Any) -> list[Any]:
     return list(node.args) if isinstance(node, sympy.Tuple) else []
 
 
-def _numbers_differ(one: Any, other: Any) -> bool:
+def _numbers_differ(first: Any, other: Any) -> bool:
     """Compare two expressions without symbols; see `_differ`."""
     sympy = library("sympy", "math")
-    decimals = any(number.has(sympy.Float) for number in (one, other))
-    one, other = (
+    decimals = any(number.has(sympy.Float) for number in (first, other))
+    first, other = (
         number.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in number.atoms(sympy.Float)})
-        for number in (one, other)
+        for number in (first, other)
     )
-    sizes = [sympy.log(sympy.Abs(number), 10).evalf() for number in (one, other)]
-    if one.is_rational and other.is_rational and all(size.is_finite and abs(size) < _MAX_DIGITS for size in sizes):
-        return one.doit() != other.doit()
-    left, right = one.evalf(60), other.evalf(60)
+    sizes = [sympy.log(sympy.Abs(number), 10).evalf() for number in (first, other)]
+    if first.is_rational and other.is_rational and all(size.is_finite and abs(size) < _MAX_DIGITS for size in sizes):
+        return first.doit() != other.doit()
+    left, right = first.evalf(60), other.evalf(60)
     if not (left.is_finite and right.is_finite):
         return bool(left.is_infinite or right.is_infinite) and left != right
-    tolerance = sympy.Float("1e-6" if decimals and (one.is_rational or other.is_rational) else "1e-40", 60)
+    tolerance = sympy.Float("1e-6" if decimals and (first.is_rational or other.is_rational) else "1e-40", 60)
     return bool(sympy.Abs(left - right) > tolerance * sympy.Max(sympy.Abs(left), sympy.Abs(right)))
 
 
@@ -212,23 +212,23 @@ def _has_arithmetic(parsed: Any) -> bool:
 def _is_arithmetic(node: Any) -> bool:
     """Return whether one node of an expression is an unevaluated operation on numbers; see `_has_arithmetic`."""
     sympy = library("sympy", "math")
-    numbers = [one for one in node.args if isinstance(one, sympy.Number)]
+    numbers = [number for number in node.args if isinstance(number, sympy.Number)]
     if isinstance(node, sympy.Add | sympy.Mul):
-        return sum(abs(one) != 1 or isinstance(node, sympy.Add) for one in numbers) > 1
+        return sum(abs(number) != 1 or isinstance(node, sympy.Add) for number in numbers) > 1
     if isinstance(node, sympy.Pow) and len(numbers) == 2:
         base, power = numbers
         return (power.is_integer and power != -1) or (base.is_integer and base > 0 and bool(sympy.perfect_power(base)))
     return isinstance(node, sympy.factorial) and bool(numbers)
 
 
-def simple_equal(found: str, answer: str) -> bool:
+def simple_equal(prediction: str, answer: str) -> bool:
     r"""Return whether two answers have the same normal form, or are the same number.
 
     The normal form is the text after the last ####, or of that the content of the last \boxed{}, in lower case,
     without white space around it, dollar signs, commas between groups of three digits, white space that does not
     separate two words or numbers, and a final `.0`.
     """
-    left, right = _normal_form(found), _normal_form(answer)
+    left, right = _normal_form(prediction), _normal_form(answer)
     if left == right:
         return True
     try:

@@ -80,17 +80,17 @@ def undecorated(text: str) -> str:
     plain = " ".join(plain.split())
     while inner := _BRACKETS.fullmatch(plain):
         plain = (inner[1] or inner[2] or "").strip()
-    if found := _DECORATED.fullmatch(plain):
-        sign, number, percent, last = found.groups()
+    if match := _DECORATED.fullmatch(plain):
+        sign, number, percent, last = match.groups()
         number = sign + number.strip()
         if read_number(number) is not None:
             return number + ("%" if percent or last else "")
     return _ENDS.sub("", ended.replace(r"\$", ""))
 
 
-def _unwrap_digits(found: re.Match[str]) -> str:
+def _unwrap_digits(match: re.Match[str]) -> str:
     """Return the content of a font command if it contains digits: `\\mathbf{18}` is a number, `\\text{cm}` a unit."""
-    return f" {found[1]} " if re.search(r"\d", found[1]) else found[0]
+    return f" {match[1]} " if re.search(r"\d", match[1]) else match[0]
 
 
 def decorated_number(text: str) -> Fraction | None:

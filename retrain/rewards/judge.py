@@ -56,8 +56,8 @@ class Judge(JudgeEndpoint):
         template = self.prompt or self._usual(bool(problem["answer"].strip()), criteria is not None)
 
         def question(criterion: str) -> str:
-            own = {"completion": completion, **({} if criteria is None else {"criterion": criterion})}
-            return filled(template, problem, own)
+            fields = {"completion": completion, **({} if criteria is None else {"criterion": criterion})}
+            return filled(template, problem, fields)
 
         how = [self.pattern, self.json_field, self.lowest, self.highest]
         scores = await self.ask_each(criteria, question, self._score, *how)
@@ -86,8 +86,8 @@ class Judge(JudgeEndpoint):
             value = _final_object(answer, self.json_field)
         else:
             line = last_line(answer)
-            found = [*re.finditer(self.pattern, line)]
-            value = found[0][1] if len(found) == 1 and found[0].start() == 0 else None
+            matches = [*re.finditer(self.pattern, line)]
+            value = matches[0][1] if len(matches) == 1 and matches[0].start() == 0 else None
             scale = _OUT_OF.search(line) if self.pattern == _SCORE else None
             if scale and float(scale[1]) != self.highest:
                 raise ValueError(f"the judge's score is out of {scale[1]}, not out of {self.highest:g}")
@@ -100,7 +100,7 @@ def _final_object(text: str, key: str) -> Any:
     The object may be in a fenced block.
     """
     text, decoder = text.rstrip("` \n\t\r"), json.JSONDecoder(object_pairs_hook=_once)
-    for start in (found.start() for found in re.finditer(r"\{", text)):
+    for start in (brace.start() for brace in re.finditer(r"\{", text)):
         try:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):

@@ -101,12 +101,12 @@ class JudgeEndpoint:
         """
         if criteria is None:
             return [await self._request(question(""), read, how)]
-        texts = [question(one.text) for one in criteria]
-        found = await asyncio.gather(*(self._request(text, read, how) for text in texts), return_exceptions=True)
-        for one, result in zip(criteria, found, strict=True):
+        texts = [question(criterion.text) for criterion in criteria]
+        results = await asyncio.gather(*(self._request(text, read, how) for text in texts), return_exceptions=True)
+        for criterion, result in zip(criteria, results, strict=True):
             if isinstance(result, BaseException):
-                raise ValueError(f"{result}, about the criterion {one.text[:200]!r}") from result
-        return cast("list[T]", found)
+                raise ValueError(f"{result}, about the criterion {criterion.text[:200]!r}") from result
+        return cast("list[T]", results)
 
     async def _request(self, text: str, read: Callable[[str], T], how: Sequence[Any]) -> T:
         settings = {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature}
@@ -173,17 +173,17 @@ def rubric_in(params: Mapping[str, Any]) -> Rubric:
     return Rubric(params["rubric"], params["rubric_field"], params["parts"] or {})
 
 
-def filled(template: str, problem: Mapping[str, Any], own: Mapping[str, str]) -> str:
+def filled(template: str, problem: Mapping[str, Any], fields: Mapping[str, str]) -> str:
     """Replace the placeholders of a template. Placeholders in the inserted texts are not replaced.
 
     Args:
         template: the template.
         problem: the problem, for its prompt, its answer and the columns of its row.
-        own: texts of further placeholders, by name.
+        fields: texts of further placeholders, by name.
     Raises:
         ValueError: the row lacks a column that the template shows.
     """
-    named = {"prompt": question_text(problem["prompt"]), "answer": str(problem["answer"]), **own}
+    named = {"prompt": question_text(problem["prompt"]), "answer": str(problem["answer"]), **fields}
     row: Mapping[str, Any] = problem["extra"]
 
     def shown(name: str) -> str:
@@ -193,14 +193,14 @@ def filled(template: str, problem: Mapping[str, Any], own: Mapping[str, str]) ->
             return as_text(value[0])
         raise BadRow(f'no field "{name}", which prompt shows; it has {", ".join((*named, *row))}')
 
-    return PLACE.sub(lambda place: shown(place[1]), template)
+    return PLACE.sub(lambda match: shown(match[1]), template)
 
 
 def question_text(prompt: Any) -> str:
     """Return the prompt as text, without a chat template."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"{one['role']}: {one['content']}" for one in cast("list[dict[str, str]]", prompt))
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in cast("list[dict[str, str]]", prompt))
 
 
 def last_line(answer: str) -> str:
@@ -246,12 +246,12 @@ def check_for(shown: str) -> ComponentCheck:
             yield Finding(("base_url",), "is not the address of a server", 'write it as "http://127.0.0.1:8000/v1"')
         if params["lowest"] >= params["highest"]:
             yield Finding(("highest",), "is not above lowest", "set both to the ends of the judge's scale")
-        for found in key_mistakes(params["api_key_env"]):
-            yield Finding(("api_key_env",), *found)
+        for mistake in key_mistakes(params["api_key_env"]):
+            yield Finding(("api_key_env",), *mistake)
         rubric = rubric_in(params)
-        for place in (shown, "criterion") if rubric else (shown,):
-            if params["prompt"] is not None and f"{{{place}}}" not in params["prompt"]:
-                yield Finding(("prompt",), f"does not show the {place}", f"add {{{place}}} to the text")
+        for placeholder in (shown, "criterion") if rubric else (shown,):
+            if params["prompt"] is not None and f"{{{placeholder}}}" not in params["prompt"]:
+                yield Finding(("prompt",), f"does not show the {placeholder}", f"add {{{placeholder}}} to the text")
         yield from _rubric_mistakes(rubric)
 
     return check
@@ -260,8 +260,8 @@ def check_for(shown: str) -> ComponentCheck:
 def _rubric_mistakes(rubric: Rubric) -> Iterator[Finding]:
     """Yield an error for each invalid name of a part, and for a rubric without a positive weight."""
     fix = "name it with letters, digits, '_', '-' and '.', as in \"correct\""
-    for index, one in enumerate(rubric.fixed):
-        name = one.get("name", "correct")
+    for index, criterion in enumerate(rubric.fixed):
+        name = criterion.get("name", "correct")
         if not _NAME.fullmatch(name) or name == "score":
             yield Finding(("rubric", index, "name"), f'"{name}" cannot name a part of the reward', fix)
         if name in rubric.parts:
@@ -273,6 +273,6 @@ def _rubric_mistakes(rubric: Rubric) -> Iterator[Finding]:
     if rubric.parts and rubric.field is None:
         problem = "names criteria of rubric_field, which is not set"
         yield Finding(("parts",), problem, "set rubric_field, or set the field name of each criterion in rubric")
-    if rubric.fixed and rubric.field is None and not any(one.weight > 0 for one in rubric.named()):
+    if rubric.fixed and rubric.field is None and not any(criterion.weight > 0 for criterion in rubric.named()):
         problem = "has no criterion with a positive weight"
         yield Finding(("rubric",), problem, "set at least one weight > 0")

@@ -64,15 +64,20 @@ class JudgeGroup(JudgeEndpoint):
         criteria = self.criteria_of(problem)
         if criteria == []:
             return [None] * len(group)
-        shown = [problem["prompt"], problem["answer"], problem["extra"], [one.text for one in criteria or ()]]
-        marks = marked([one["completion"] for one in group], json.dumps(shown, default=str))
-        found: list[Mapping[str, float]]
+        shown = [
+            problem["prompt"],
+            problem["answer"],
+            problem["extra"],
+            [criterion.text for criterion in criteria or ()],
+        ]
+        marks = marked([item["completion"] for item in group], json.dumps(shown, default=str))
+        values_by_mark: list[Mapping[str, float]]
         if self.mode == "ranking" and len(marks) == 1:
-            found = [dict.fromkeys(marks.values(), 0.5)] * (1 if criteria is None else len(criteria))
+            values_by_mark = [dict.fromkeys(marks.values(), 0.5)] * (1 if criteria is None else len(criteria))
         else:
-            found = await self._answers(problem, criteria, marks)
-        scores = [[one[marks[item["completion"]]] for one in found] for item in group]
-        return [own[0] if criteria is None else reward_of(criteria, own) for own in scores]
+            values_by_mark = await self._answers(problem, criteria, marks)
+        scores = [[values[marks[item["completion"]]] for values in values_by_mark] for item in group]
+        return [values[0] if criteria is None else reward_of(criteria, values) for values in scores]
 
     async def _answers(
         self, problem: Mapping[str, Any], criteria: Any, marks: Mapping[str, str]
@@ -82,8 +87,8 @@ class JudgeGroup(JudgeEndpoint):
         texts = "\n\n".join(f"[answer {mark}]\n{text}\n[end of answer {mark}]" for text, mark in marks.items())
 
         def question(criterion: str) -> str:
-            own = {"completions": texts, **({} if criteria is None else {"criterion": criterion})}
-            return f"{filled(template, problem, own)}\n\n{self._form([*marks.values()])}"
+            fields = {"completions": texts, **({} if criteria is None else {"criterion": criterion})}
+            return f"{filled(template, problem, fields)}\n\n{self._form([*marks.values()])}"
 
         def read(answer: str) -> Mapping[str, float]:
             if self.mode == "ranking":
@@ -132,7 +137,7 @@ def marked(texts: Sequence[str], shown: str) -> dict[str, str]:
     around = [*distinct, shown]
     for salt in count():
         seed = json.dumps([salt, *around])
-        marks = {_mark(f"{place} {seed}"): text for place, text in enumerate(distinct)}
+        marks = {_mark(f"{index} {seed}"): text for index, text in enumerate(distinct)}
         if len(marks) == len(distinct) and not any(mark in text.upper() for mark in marks for text in around):
             return {marks[mark]: mark for mark in sorted(marks)}
     raise AssertionError  # a salt is found
@@ -149,10 +154,10 @@ def scores_in(answer: str, marks: Sequence[str]) -> dict[str, str]:
         ValueError: the line has another form, or names a mark twice or not at all.
     """
     line = _SCORES.fullmatch(last_line(answer))
-    entries = [_ENTRY.fullmatch(one) for one in re.split("[,;]", line[1].rstrip(" .*_"))] if line else []
+    entries = [_ENTRY.fullmatch(entry) for entry in re.split("[,;]", line[1].rstrip(" .*_"))] if line else []
     if not entries or None in entries:
         raise ValueError(f"the judge's answer does not end with a line of scores: {masked(answer)[-200:]!r}")
-    pairs = [(one[1].upper(), one[2]) for one in entries if one]
+    pairs = [(match[1].upper(), match[2]) for match in entries if match]
     _check_marks([mark for mark, _ in pairs], marks)
     return dict(pairs)
 
@@ -166,21 +171,23 @@ def ranks_in(answer: str, marks: Sequence[str]) -> dict[str, float]:
     line = _RANKING.fullmatch(last_line(answer))
     if not line:
         raise ValueError(f"the judge's answer does not end with a ranking: {masked(answer)[-200:]!r}")
-    levels = [[one.strip(_DECORATION).upper() for one in level.split("=")] for level in line[1].rstrip(" .").split(">")]
+    levels = [
+        [mark.strip(_DECORATION).upper() for mark in level.split("=")] for level in line[1].rstrip(" .").split(">")
+    ]
     _check_marks([mark for level in levels for mark in level], marks)
-    found, worse = dict[str, float](), len(marks)
+    shares, worse = dict[str, float](), len(marks)
     for level in levels:
         worse -= len(level)
-        found |= dict.fromkeys(level, (worse + (len(level) - 1) / 2) / max(1, len(marks) - 1))
-    return found
+        shares |= dict.fromkeys(level, (worse + (len(level) - 1) / 2) / max(1, len(marks) - 1))
+    return shares
 
 
-def _check_marks(found: Sequence[str], marks: Sequence[str]) -> None:
+def _check_marks(named: Sequence[str], marks: Sequence[str]) -> None:
     """Raise ValueError unless the judge named every mark exactly once and nothing else."""
-    for one in found:
-        if one not in marks:
-            raise ValueError(f"the judge names {masked(one)[:20]!r}, which is not the mark of an answer")
-        if found.count(one) > 1:
-            raise ValueError(f"the judge names {one} twice")
-    if missing := [one for one in marks if one not in found]:
+    for mark in named:
+        if mark not in marks:
+            raise ValueError(f"the judge names {masked(mark)[:20]!r}, which is not the mark of an answer")
+        if named.count(mark) > 1:
+            raise ValueError(f"the judge names {mark} twice")
+    if missing := [mark for mark in marks if mark not in named]:
         raise ValueError(f"the judge does not name {', '.join(missing)}")

@@ -72,22 +72,22 @@ class RewardPool:
         log: str = "",
         ranks: Ranks = ALONE,
     ) -> None:
-        entries = [Entry(*one) for one in rewards]
-        self._forms = [form_of(one.bound.component) for one in entries]
-        self._weights = [one.weight for one in entries]
-        self._measures_correctness = [reward.traits_of(one.bound.component).correctness for one in entries]
-        self.names = unique_names([one.bound.name for one in entries])
+        entries = [Entry(*fields) for fields in rewards]
+        self._forms = [form_of(entry.bound.component) for entry in entries]
+        self._weights = [entry.weight for entry in entries]
+        self._measures_correctness = [reward.traits_of(entry.bound.component).correctness for entry in entries]
+        self.names = unique_names([entry.bound.name for entry in entries])
         # Number of completions, or of groups, in a call; 0 for the whole batch.
         self._batch_sizes = [
-            0 if form.batch else one.concurrency if form.is_async else 1
-            for one, form in zip(entries, self._forms, strict=True)
+            0 if form.batch else entry.concurrency if form.is_async else 1
+            for entry, form in zip(entries, self._forms, strict=True)
         ]
         self._max_failed = max_failed
         self._reported: set[str] = set()
         paths = tuple(str(path) for path in search_paths)
         shared: dict[tuple[float, bool], list[int]] = {}
-        for number, (one, form) in enumerate(zip(entries, self._forms, strict=True)):
-            shared.setdefault((one.seconds(timeout_s), form.is_async), []).append(number)
+        for number, (entry, form) in enumerate(zip(entries, self._forms, strict=True)):
+            shared.setdefault((entry.seconds(timeout_s), form.is_async), []).append(number)
         self._worker_groups: list[tuple[list[int], _RewardWorkers]] = []
         for (seconds, is_async), numbers in shared.items():
             some = [entries[number].bound for number in numbers]
@@ -136,31 +136,32 @@ class RewardPool:
         """Return the results of all rewards for every item."""
         by_item: list[dict[int, RewardResult]] = [{} for _ in items]
         calls = [
-            [call for place, number in enumerate(numbers) for call in self._calls(place, number, items)]
+            [call for position, number in enumerate(numbers) for call in self._calls(position, number, items)]
             for numbers, _ in self._worker_groups
         ]
 
         answers = event_loop.gather(
-            one.call_all([call for call, _ in some]) for (_, one), some in zip(self._worker_groups, calls, strict=True)
+            workers.call_all([call for call, _ in some])
+            for (_, workers), some in zip(self._worker_groups, calls, strict=True)
         )
         try:
             every = event_loop.run(answers)
         except BaseException:
             self.close()  # cancelling a coroutine does not interrupt its worker
             raise
-        for (numbers, _), some, found in zip(self._worker_groups, calls, every, strict=True):
-            for ((place, _), indices), results in zip(some, found, strict=True):
+        for (numbers, _), some, results_of_calls in zip(self._worker_groups, calls, every, strict=True):
+            for ((position, _), indices), results in zip(some, results_of_calls, strict=True):
                 for index, result in zip(indices, results, strict=True):
-                    by_item[index][numbers[place]] = result
+                    by_item[index][numbers[position]] = result
         return [[results[number] for number in range(len(self.names))] for results in by_item]
 
     def _calls(
-        self, place: int, number: int, items: Sequence[Mapping[str, Any]]
+        self, position: int, number: int, items: Sequence[Mapping[str, Any]]
     ) -> list[tuple[_RewardCall, list[int]]]:
         """Split the items into the calls of a reward.
 
         Args:
-            place: index of the reward among those of its workers.
+            position: index of the reward among those of its workers.
             number: index of the reward in the pool.
             items: the completions.
         Returns:
@@ -174,7 +175,10 @@ class RewardPool:
             given = [{name: item[name] for name in reads} for item in items]
         width = self._batch_sizes[number] or max(1, len(given))
         return [
-            ((place, given[first : first + width]), [index for unit in units[first : first + width] for index in unit])
+            (
+                (position, given[first : first + width]),
+                [index for unit in units[first : first + width] for index in unit],
+            )
             for first in range(0, len(given), width)
         ]
 
@@ -252,8 +256,11 @@ class _RewardWorkers:
         """Return the results of each call, one per completion. If a call ends its worker, its completions fail."""
         if self._workers is None:
             return await event_loop.call_in_caller(lambda: [self._score(*call) for call in calls])
-        found = await self._workers.call_all(calls, lambda index, answer: self._read(calls[index], answer), _spent)
-        return [one if isinstance(one, list) else self._lost(call, one) for call, one in zip(calls, found, strict=True)]
+        answers = await self._workers.call_all(calls, lambda index, answer: self._read(calls[index], answer), _spent)
+        return [
+            answer if isinstance(answer, list) else self._lost(call, answer)
+            for call, answer in zip(calls, answers, strict=True)
+        ]
 
     async def close(self) -> None:
         """Kill the workers."""
@@ -266,10 +273,12 @@ class _RewardWorkers:
     def _read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
         name = self._settings.rewards[call[0]][0]
         count = size(call[1])
-        found = _repeat_failure([_parse_result(one, name) for one in answer] if isinstance(answer, list) else [], count)
-        if len(found) != count:
+        results = _repeat_failure(
+            [_parse_result(result, name) for result in answer] if isinstance(answer, list) else [], count
+        )
+        if len(results) != count:
             raise ValueError(_INVALID)
-        return found
+        return results
 
     def _lost(self, call: _RewardCall, lost: CallLost) -> list[RewardResult]:
         return [RewardResult(lost.kind, detail=f"{self._settings.rewards[call[0]][0]} {lost}")] * size(call[1])
@@ -277,20 +286,20 @@ class _RewardWorkers:
 
 def _groups(items: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Return the indices of each group's items; groups are ordered by their first item."""
-    found: dict[Any, list[int]] = {}
+    indices: dict[Any, list[int]] = {}
     for index, item in enumerate(items):
-        found.setdefault(item.get(GROUP, f"item {index}"), []).append(index)
-    return [*found.values()]
+        indices.setdefault(item.get(GROUP, f"item {index}"), []).append(index)
+    return [*indices.values()]
 
 
 def _spent(result: list[RewardResult]) -> bool:
     """Return True if a worker must be replaced: its memory is full, perhaps with garbage of earlier calls."""
-    return any(one.status == "error" and "MemoryError" in one.detail for one in result)
+    return any(reward_result.status == "error" and "MemoryError" in reward_result.detail for reward_result in result)
 
 
-def _repeat_failure(found: list[RewardResult], count: int) -> list[RewardResult]:
+def _repeat_failure(results: list[RewardResult], count: int) -> list[RewardResult]:
     """Repeat the failure of a whole call for each of its completions; return other results unchanged."""
-    return found * count if len(found) == 1 and found[0].status != "ok" else found
+    return results * count if len(results) == 1 and results[0].status != "ok" else results
 
 
 def _parse_result(answer: Any, name: str) -> RewardResult:
@@ -300,9 +309,9 @@ def _parse_result(answer: Any, name: str) -> RewardResult:
     """
     match answer:
         case ["ok", None | float() as value, dict() as parts, "", ""] if all(
-            type(one) is float for one in parts.values()
+            type(part) is float for part in parts.values()
         ):
-            finite = all(is_reward(one) for one in (value or 0.0, *parts.values()))
+            finite = all(is_reward(number) for number in (value or 0.0, *parts.values()))
             return (
                 RewardResult("ok", value, parts)
                 if finite

@@ -39,7 +39,7 @@ def _as_table(value: Any) -> Any:
     if isinstance(value, str):
         return {"criterion": value}
     if isinstance(value, Mapping):
-        return {key: one for key, one in cast("Mapping[Any, Any]", value).items() if one is not None}
+        return {key: inner for key, inner in cast("Mapping[Any, Any]", value).items() if inner is not None}
     return value
 
 
@@ -81,8 +81,8 @@ class Rubric(NamedTuple):
     def named(self) -> list[Weighted]:
         """Return the fixed criteria; those without a name are called criterion_1, criterion_2, ..."""
         return [
-            Weighted(one["criterion"], one.get("weight", 1.0), one.get("name", f"criterion_{place}"))
-            for place, one in enumerate(self.fixed, 1)
+            Weighted(criterion["criterion"], criterion.get("weight", 1.0), criterion.get("name", f"criterion_{number}"))
+            for number, criterion in enumerate(self.fixed, 1)
         ]
 
     def of(self, row: Mapping[str, Any]) -> list[Weighted]:
@@ -91,23 +91,23 @@ class Rubric(NamedTuple):
         Raises:
             BadRow: the column is missing or invalid, or there are criteria but none has a positive weight.
         """
-        found = self.named()
+        criteria = self.named()
         if self.field is not None:
             if not (value := column(row, self.field)):
                 raise BadRow(f'no field "{self.field}", the rubric_field; it has {", ".join(row) or "none"}')
             listed = checked(_COLUMN, {self.field: value[0]})[self.field]
-            found += [self._own(one, f"{self.field}[{place}]") for place, one in enumerate(listed)]
-        if found and not any(one.weight > 0 for one in found):
+            criteria += [self._own(criterion, f"{self.field}[{index}]") for index, criterion in enumerate(listed)]
+        if criteria and not any(criterion.weight > 0 for criterion in criteria):
             raise BadRow("the rubric has no criterion with a positive weight")
-        return found
+        return criteria
 
-    def _own(self, one: Criterion, place: str) -> Weighted:
+    def _own(self, criterion: Criterion, where: str) -> Weighted:
         """Convert a criterion of the column; raise BadRow if its name is not one of `parts`."""
-        name = one.get("name", "")
+        name = criterion.get("name", "")
         if self.parts and name not in self.parts:
             what = f'the name "{name}"' if name else "no name"
-            raise BadRow(f"{place} has {what}; parts names {', '.join(self.parts)}")
-        return Weighted(one["criterion"], one.get("weight", 1.0), name if self.parts else "")
+            raise BadRow(f"{where} has {what}; parts names {', '.join(self.parts)}")
+        return Weighted(criterion["criterion"], criterion.get("weight", 1.0), name if self.parts else "")
 
     def columns(self) -> dict[str, float]:
         """Return the weights of the parts in the reward, by name; {} if some criteria belong to no part.
@@ -116,11 +116,11 @@ class Rubric(NamedTuple):
         """
         if self.field is not None and not self.parts:
             return {}
-        found: dict[str, float] = {}
-        for one in self.named():
-            found[one.name] = found.get(one.name, 0.0) + abs(one.weight)
-        total = sum(max(one.weight, 0.0) for one in self.named()) + sum(self.parts.values())
-        return {name: weight / (total or 1.0) for name, weight in {**found, **self.parts}.items()}
+        parts: dict[str, float] = {}
+        for criterion in self.named():
+            parts[criterion.name] = parts.get(criterion.name, 0.0) + abs(criterion.weight)
+        total = sum(max(criterion.weight, 0.0) for criterion in self.named()) + sum(self.parts.values())
+        return {name: weight / (total or 1.0) for name, weight in {**parts, **self.parts}.items()}
 
 
 def reward_of(criteria: Sequence[Weighted], scores: Sequence[float]) -> dict[str, float]:
@@ -133,9 +133,9 @@ def reward_of(criteria: Sequence[Weighted], scores: Sequence[float]) -> dict[str
         scores: s_k in [0, 1]: 1 if the criterion is fully met.
     """
     pairs = [*zip(criteria, scores, strict=True)]
-    positive = sum(one.weight for one in criteria if one.weight > 0)
-    found = {"score": sum(one.weight * score for one, score in pairs) / positive}
-    for name in dict.fromkeys(one.name for one in criteria if one.name):
-        own = [(one.weight, score) for one, score in pairs if one.name == name]
-        found[name] = sum(weight * score for weight, score in own) / sum(abs(weight) for weight, _ in own)
-    return found
+    positive = sum(criterion.weight for criterion in criteria if criterion.weight > 0)
+    values = {"score": sum(criterion.weight * score for criterion, score in pairs) / positive}
+    for name in dict.fromkeys(criterion.name for criterion in criteria if criterion.name):
+        scored = [(criterion.weight, score) for criterion, score in pairs if criterion.name == name]
+        values[name] = sum(weight * score for weight, score in scored) / sum(abs(weight) for weight, _ in scored)
+    return values

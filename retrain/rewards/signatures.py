@@ -74,14 +74,14 @@ class Form(NamedTuple):
             return {name: items[0][name] for name in self.reads}
         rows = [self._row(item) for item in items]
         names = dict.fromkeys(name for row in rows for name in row)
-        found: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+        columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
         if self.name == "trl":
-            found |= dict.fromkeys(name for name in _TRL_HOOKS if name in self.names)
-            found |= {name: _ignore for name in _TRL_HOOKS[:2] if name in self.names}
-        if lacking := [name for name in self.required if name not in found]:
-            has = ", ".join(found)
+            columns |= dict.fromkeys(name for name in _TRL_HOOKS if name in self.names)
+            columns |= {name: _ignore for name in _TRL_HOOKS[:2] if name in self.names}
+        if lacking := [name for name in self.required if name not in columns]:
+            has = ", ".join(columns)
             raise ValueError(f"it reads {', '.join(lacking)}, but the rows of the data only have {has}")
-        given = {name: values for name, values in found.items() if self.open or name in self.names}
+        given = {name: values for name, values in columns.items() if self.open or name in self.names}
         return {name: values[0] for name, values in given.items()} if self.name == "verl" else given
 
     def _row(self, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def form_of(component: Component) -> Form:
     parameters = dict(inspect.signature(called).parameters)
     names = component.reads
     required = tuple(name for name in names if parameters[name].default is _REQUIRED)
-    is_open = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     # A coroutine function may be wrapped in functools.partial or a closure.
     is_async = inspect.iscoroutinefunction(inspect.unwrap(called))
     # TRL gives every reward prompts and completions, so one that reads neither must accept **kwargs.
@@ -146,19 +146,23 @@ def form_of(component: Component) -> Form:
         reads += ("completion_ids",) if "completion_ids" in names else ()
     elif "solution_str" in names or "solution_strs" in names:
         name, reads = "verl" if "solution_str" in names else "verl_batch", ("completion", "answer", "problem")
-        _refuse(component, [one for one in required if one not in (*_VERL, *_VERL_BATCH)], "verl")
+        _refuse(component, [name for name in required if name not in (*_VERL, *_VERL_BATCH)], "verl")
     elif GROUP in names:
         name, reads = "group", (GROUP,)
-        _refuse(component, [one for one in required if one != GROUP], "group")
+        _refuse(component, [name for name in required if name != GROUP], "group")
     else:
-        name, reads = "retrain", tuple(one for one in names if one in FIELDS)
-        _refuse(component, [one for one in required if one not in FIELDS])
+        name, reads = "retrain", tuple(field for field in names if field in FIELDS)
+        _refuse(component, [name for name in required if name not in FIELDS])
         if not reads and is_open:
             raise ComponentError(
                 f'reward "{component.name}" takes only **keywords, and would be called with nothing',
                 f"name its parameters among: {', '.join(FIELDS)}",
             )
-    if any(parameters[one].kind is inspect.Parameter.POSITIONAL_ONLY for one in names if one in (*reads, *required)):
+    if any(
+        parameters[parameter].kind is inspect.Parameter.POSITIONAL_ONLY
+        for parameter in names
+        if parameter in (*reads, *required)
+    ):
         problem = f'reward "{component.name}" takes positional-only parameters'
         raise ComponentError(problem, "drop the / of its signature")
     return Form(name, reads, names, required, is_open, is_async)

@@ -77,13 +77,13 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
     expected, written = read_number(reference(answer)), last_number(completion)
     if expected is None:
         raise ValueError(not_a_number(answer))
-    found = None if written is None else read_number(written)
-    if found is None or found == expected:
-        return float(found is not None)
+    number_written = None if written is None else read_number(written)
+    if number_written is None or number_written == expected:
+        return float(number_written is not None)
     if tolerance is not None:
-        return float(abs(found - expected) <= Fraction(tolerance) * max(1, abs(expected)))
+        return float(abs(number_written - expected) <= Fraction(tolerance) * max(1, abs(expected)))
     decimal = expected.denominator > 1 and not (is_fraction(reference(answer)) and is_fraction(str(written)))
-    return float(decimal and abs(found - expected) <= _TOLERANCE * abs(expected))
+    return float(decimal and abs(number_written - expected) <= _TOLERANCE * abs(expected))
 
 
 @reward("format", correctness=False)

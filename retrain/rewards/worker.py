@@ -131,7 +131,9 @@ async def _score_concurrently(reward: LoadedReward, items: Sequence[Mapping[str,
     """Score completions concurrently: one coroutine per item, or a single one for a reward that takes a batch."""
     shares = [items] if reward.form.batch else [[item] for item in items]
     return [
-        result for found in await asyncio.gather(*(_await_reward(reward, some) for some in shares)) for result in found
+        result
+        for results in await asyncio.gather(*(_await_reward(reward, some) for some in shares))
+        for result in results
     ]
 
 
@@ -155,14 +157,14 @@ def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
     return RewardResult("error", detail=f"{reward.name} raised {type(error).__name__}")
 
 
-def _to_results(reward: LoadedReward, found: Any, count: int) -> list[RewardResult]:
+def _to_results(reward: LoadedReward, returned: Any, count: int) -> list[RewardResult]:
     """Convert the return value of a reward to `count` results; to a single one if it is invalid."""
     if not reward.form.batch and reward.form.name != "group":
-        return [_to_result(reward.name, found)]
-    values: Any = found.tolist() if hasattr(type(found), "tolist") else found
+        return [_to_result(reward.name, returned)]
+    values: Any = returned.tolist() if hasattr(type(returned), "tolist") else returned
     if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != count:
         expected = f"expected a list of {count}, one for each completion"
-        return [RewardResult("invalid", detail=f"{reward.name} returned {_shown(found)}; {expected}")]
+        return [RewardResult("invalid", detail=f"{reward.name} returned {_shown(returned)}; {expected}")]
     return [_to_result(reward.name, value) for value in cast("list[Any]", values)]
 
 
@@ -173,8 +175,8 @@ def _to_result(name: str, value: Any) -> RewardResult:
     if isinstance(value, Mapping):
         named = {
             str(key): number
-            for key, one in cast("Mapping[Any, Any]", value).items()
-            if (number := _number(one)) is not None
+            for key, inner in cast("Mapping[Any, Any]", value).items()
+            if (number := _number(inner)) is not None
         }
         score = named.pop("score", None)
         return invalid(name, value) if score is None else RewardResult("ok", score, named)

@@ -57,7 +57,10 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
     """
     config, components = loaded.config, loaded.components
     observe("phase", {"name": "loading the task and the model"})
-    tasks = {name: one.task(one.config.training.seed) for name, one in {"": loaded, **loaded.sets}.items()}
+    tasks = {
+        name: config_of_set.task(config_of_set.config.training.seed)
+        for name, config_of_set in {"": loaded, **loaded.sets}.items()
+    }
     check_data(loaded, tasks)
     task = tasks[""]
     if (curriculum := components.optional("curriculum")) is not None:
@@ -76,7 +79,9 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
     context.row_sources = _row_sources(loaded, resources, observe)
     bound = () if ranks.rank else components.all("tracker")
     context.trackers = _trackers(bound, resources, observe, config.logging.metric_names)
-    context.sets = {name: _measured(context, one, loaded, tasks[name]) for name, one in loaded.sets.items()}
+    context.sets = {
+        name: _measured(context, config_of_set, loaded, tasks[name]) for name, config_of_set in loaded.sets.items()
+    }
     return context
 
 
@@ -102,17 +107,17 @@ def _model_warnings(config: Config, model: Loaded, task: Task, device: torch.dev
         )
 
 
-def _measured(context: RunContext, one: LoadedConfig, loaded: LoadedConfig, task: Task) -> RunContext:
+def _measured(context: RunContext, config_of_set: LoadedConfig, loaded: LoadedConfig, task: Task) -> RunContext:
     """Return the context for one of `[[eval.sets]]`, with its settings and task.
 
     It shares the reward pool of training unless the set configures rewards of its own.
     """
     pool = (
         context.pool
-        if one.config.rewards == loaded.config.rewards
-        else reward_pool(one, context.ranks, context.directory.path)
+        if config_of_set.config.rewards == loaded.config.rewards
+        else reward_pool(config_of_set, context.ranks, context.directory.path)
     )
-    return replace(context, config=one.config, task=task, pool=pool)
+    return replace(context, config=config_of_set.config, task=task, pool=pool)
 
 
 def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> RunContext:
@@ -197,8 +202,8 @@ def _row_sources(loaded: LoadedConfig, resources: Mapping[str, Any], observe: Ob
     prompts, counts = division(loaded.config, [*map(ratio_of, bound.values())])
     shared = {**resources, "prompt_count": prompts, "observe": observe}
     return {
-        name: one.build({**shared, "label": name, "row_count": count})
-        for (name, one), count in zip(bound.items(), counts, strict=True)
+        name: source.build({**shared, "label": name, "row_count": count})
+        for (name, source), count in zip(bound.items(), counts, strict=True)
     }
 
 

@@ -27,9 +27,9 @@ class _Script(Sampler):
 
     def __init__(self, chat: Chat, problems: Sequence[Problem]) -> None:
         self._lines: dict[int, tuple[str, list[int]]] = {}
-        for place, problem in enumerate(problems):
+        for index, problem in enumerate(problems):
             for turn, reply in enumerate(problem.replies):
-                stream = turn_stream(place, 0, turn) if turn else place
+                stream = turn_stream(index, 0, turn) if turn else index
                 self._lines[stream] = problem.id, [*chat.encode(reply), chat.end_id]
 
     def load_weights(self, weights: object, version: int) -> None:
@@ -63,7 +63,7 @@ def played(chat: Chat, pool: EnvPool, problems: Sequence[Problem], seed: int) ->
         some = problems[first : first + _AT_ONCE]
         rendered = [(problem, chat.prompt_of(problem)) for problem in some]
         most = pool.limits.max_tokens
-        requests = [Request(prompt.ids, 1, most, place) for place, (_, prompt) in enumerate(rendered)]
+        requests = [Request(prompt.ids, 1, most, stream) for stream, (_, prompt) in enumerate(rendered)]
         rollouts = EpisodeRunner(_Script(chat, some), chat, Sampling(seed=seed), pool).roll(rendered, requests)
         for rollout in rollouts:
             spans = tuple((start, end) for start, end in rollout.spans if end > start)

@@ -41,8 +41,8 @@ class SharedSampler(DelegatingSampler):
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         rank, size = self._ranks.rank, self._ranks.size
         share = requests[rank::size]
-        found = self._ranks.on_each_rank(lambda: self._engine.sample(share, sampling) if share else [])
-        return [found[index % size][index // size] for index in range(len(requests))]
+        shares = self._ranks.on_each_rank(lambda: self._engine.sample(share, sampling) if share else [])
+        return [shares[index % size][index // size] for index in range(len(requests))]
 
     def run_on_rank0(self, play: Callable[[Sampler], T]) -> T:
         if self._ranks.rank:
@@ -98,14 +98,14 @@ class RemoteSampler(DelegatingSampler):
         Gathering a sharded weight takes all ranks. Rank 0 therefore broadcasts the name of each
         weight that its engine reads, and "" after the last.
         """
-        own = as_lazy(weights)
+        lazy_weights = as_lazy(weights)
         if self._ranks.rank:
             while (name := self._ranks.broadcast("")) != "":
-                own.frozen(name)
+                lazy_weights.frozen(name)
 
         def load() -> None:
             try:
-                shared = own.read_by(lambda name: own.frozen(self._ranks.broadcast(name)))
+                shared = lazy_weights.read_by(lambda name: lazy_weights.frozen(self._ranks.broadcast(name)))
                 self._engine.load_weights(shared, version)
             finally:
                 self._ranks.broadcast("")
@@ -152,7 +152,7 @@ def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:
     """
     columns = [*sorted(BASE_COLUMNS - {"advantages"}), *batch.extra, "advantages"]
     every = ranks.all_gather([(name, _digest(batch.column(name))) for name in columns])
-    differs = next((one for one in zip(*every, strict=True) if len(set(one)) > 1), None)
+    differs = next((digests for digests in zip(*every, strict=True) if len(set(digests)) > 1), None)
     if differs is None:
         return
     column = differs[0][0]

@@ -166,17 +166,19 @@ class EpisodeRunner:
         for number, *_ in groups:  # register all groups first, so that no batch starts without one
             self._lane(number).parties(1)
         try:
-            found = await event_loop.gather(self._group(one, request, n, place) for n, one, request, place in groups)
+            groups_of_episodes = await event_loop.gather(
+                self._group(one, request, n, place) for n, one, request, place in groups
+            )
         finally:
             for lane in self._lanes:
                 lane.close()
-        return [episode for members in found for episode in members]
+        return [episode for members in groups_of_episodes for episode in members]
 
     def _rollouts(self, episodes: Sequence[Episode]) -> list[Rollout]:
         """Return the rollouts of ended episodes, if the limit on failed ones allows it."""
         if self._pool is not None:
-            self._pool.check([one.detail for one in episodes if one.ended in FAILED], len(episodes))
-        version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
+            self._pool.check([episode.detail for episode in episodes if episode.ended in FAILED], len(episodes))
+        version = max((turn.weights_version for episode in episodes for turn in episode.turns), default=0)
         return [self._rollout(episode, version) for episode in episodes]
 
     def _lane(self, group: int) -> Lane:
@@ -199,17 +201,19 @@ class EpisodeRunner:
         ]
         if self._pool is not None:
             await self._reset(members, self._pool)
-        live = [one for one in members if not one.over]
+        live = [episode for episode in members if not episode.over]
         shared: list[Completion] = []
-        if len({one.context for one in live}) == 1:
+        if len({episode.context for episode in live}) == 1:
             # Sample for failed members, too: the draws of the others depend on the request's count.
             whole = Request(live[0].context, request.count, self._budget(live[0]), request.stream, session)
             shared = await lane.generate(whole, (place, 0))
         lane.parties(len(live) - 1)  # the batch now waits for each live episode instead of for the group
-        await event_loop.gather(self._episode(one, lane, shared[one.member] if shared else None) for one in live)
-        for one in members:
-            if one.env is not None:
-                await one.env.close()
+        await event_loop.gather(
+            self._episode(episode, lane, shared[episode.member] if shared else None) for episode in live
+        )
+        for episode in members:
+            if episode.env is not None:
+                await episode.env.close()
         return members
 
     async def _reset(self, members: Sequence[Episode], pool: EnvPool) -> None:
@@ -222,15 +226,15 @@ class EpisodeRunner:
         streams = (members[0].stream,) if self._continuous else ()
         seed = derive_seed(self._sampling.seed, "environment", members[0].problem.id, *streams)
 
-        async def reset(one: Episode) -> Answer:
-            one.env = pool.env(one.problem.environment, one.group)
-            return await one.env.reset(one.problem.facts, seed)
+        async def reset(episode: Episode) -> Answer:
+            episode.env = pool.env(episode.problem.environment, episode.group)
+            return await episode.env.reset(episode.problem.facts, seed)
 
         answers = await event_loop.gather(map(reset, members))
-        for one, answer in zip(members, answers, strict=True):
-            self._take(one, answer)
+        for episode, answer in zip(members, answers, strict=True):
+            self._take(episode, answer)
 
-    async def _episode(self, one: Episode, lane: Lane, completion: Completion | None) -> None:
+    async def _episode(self, episode: Episode, lane: Lane, completion: Completion | None) -> None:
         """Run an episode to its end.
 
         Args:
@@ -238,88 +242,94 @@ class EpisodeRunner:
             lane: lane that collects the requests of episodes into batches.
             completion: the first turn, if the group's shared request sampled it; otherwise None.
         """
-        while not one.over:
+        while not episode.over:
             if completion is None:
-                stream = turn_stream(one.stream, one.member, len(one.turns))
-                request = Request(one.context, 1, self._budget(one), stream, one.session)
-                [completion] = await lane.generate(request, (one.place, len(one.turns)))
-            one.add_turn(completion, one.state)
-            one.left -= len(completion.ids)
+                stream = turn_stream(episode.stream, episode.member, len(episode.turns))
+                request = Request(episode.context, 1, self._budget(episode), stream, episode.session)
+                [completion] = await lane.generate(request, (episode.place, len(episode.turns)))
+            episode.add_turn(completion, episode.state)
+            episode.left -= len(completion.ids)
             completion = None
-            await self._step(one)
+            await self._step(episode)
         # Not in a `finally`: after an exception all episodes end, and this call would start another batch.
         lane.parties(-1)
 
-    async def _step(self, one: Episode) -> None:
-        if one.env is None:
-            one.over = True
+    async def _step(self, episode: Episode) -> None:
+        if episode.env is None:
+            episode.over = True
             return
-        turn = one.turns[-1]
-        action = self._chat.decode(one.ids[turn.start : turn.end])
-        self._take(one, await one.env.step(action, turn.finish_reason, len(one.turns) - 1, one.left))
+        turn = episode.turns[-1]
+        action = self._chat.decode(episode.ids[turn.start : turn.end])
+        self._take(episode, await episode.env.step(action, turn.finish_reason, len(episode.turns) - 1, episode.left))
 
-    def _budget(self, one: Episode) -> int:
+    def _budget(self, episode: Episode) -> int:
         """Return the number of tokens that the next turn may sample."""
-        return one.left if self._pool is None else int(min(self._limits.turn_tokens, one.left, self._context_left(one)))
+        return (
+            episode.left
+            if self._pool is None
+            else int(min(self._limits.turn_tokens, episode.left, self._context_left(episode)))
+        )
 
-    def _context_left(self, one: Episode) -> float:
+    def _context_left(self, episode: Episode) -> float:
         """Return the number of tokens that still fit into the model's context."""
         assert self._pool is not None
         limit = min(self._pool.context, self._sampler.max_model_len)
-        return limit - len(one.prompt.ids) - len(one.ids)
+        return limit - len(episode.prompt.ids) - len(episode.ids)
 
-    def _take(self, one: Episode, answer: Answer) -> None:
+    def _take(self, episode: Episode, answer: Answer) -> None:
         """Apply the environment's answer to an episode; messages that do not render end it."""
         try:
-            self._apply(one, answer)
+            self._apply(episode, answer)
         except DataError as error:  # the chat template cannot render the messages
-            one.finish("error", str(error))
+            episode.finish("error", str(error))
 
-    def _apply(self, one: Episode, answer: Answer) -> None:
+    def _apply(self, episode: Episode, answer: Answer) -> None:
         if answer.kind in FAILED:
-            one.finish(answer.kind, f"{answer.detail}\n{answer.trace}")
+            episode.finish(answer.kind, f"{answer.detail}\n{answer.trace}")
             return
         for name, value in answer.metrics.items():
-            one.count(name, value)
-        if one.turns:
-            one.turns[-1] = replace(one.turns[-1], reward=answer.reward)
+            episode.count(name, value)
+        if episode.turns:
+            episode.turns[-1] = replace(episode.turns[-1], reward=answer.reward)
         if answer.kind == "end":
-            one.finish("done")
-            one.parts = None if answer.parts is None else dict(answer.parts)
-            if not is_reward(sum((*(one.parts or {}).values(), *(turn.reward for turn in one.turns)))):
-                one.finish("error", "OverflowError: the sum of the rewards is not between -1e15 and 1e15")
-        elif len(one.turns) >= self._limits.max_turns or one.left <= 0:
-            one.finish("turns" if len(one.turns) >= self._limits.max_turns else "tokens")
+            episode.finish("done")
+            episode.parts = None if answer.parts is None else dict(answer.parts)
+            if not is_reward(sum((*(episode.parts or {}).values(), *(turn.reward for turn in episode.turns)))):
+                episode.finish("error", "OverflowError: the sum of the rewards is not between -1e15 and 1e15")
+        elif len(episode.turns) >= self._limits.max_turns or episode.left <= 0:
+            episode.finish("turns" if len(episode.turns) >= self._limits.max_turns else "tokens")
         else:
-            self._observe(one, answer)
+            self._observe(episode, answer)
 
-    def _observe(self, one: Episode, answer: Answer) -> None:
+    def _observe(self, episode: Episode, answer: Answer) -> None:
         """Append the observation; end the episode if no token would be left for a reply."""
         new: list[int] = []
-        if one.turns:
+        if episode.turns:
             messages = self._stitcher.short(answer.messages, self._limits.observation_tokens)
-            new = self._stitcher.of(one.problem).ids(messages, one.end)
+            new = self._stitcher.of(episode.problem).ids(messages, episode.end)
         elif answer.messages or answer.tools_text:
             opening = answer.messages, answer.tools, answer.tools_text
-            one.prompt = self._stitcher.of(one.problem).opening(one.problem.prompt, *opening)
-        if self._context_left(one) - len(new) < 1:
-            one.finish("context")
+            episode.prompt = self._stitcher.of(episode.problem).opening(episode.problem.prompt, *opening)
+        if self._context_left(episode) - len(new) < 1:
+            episode.finish("context")
             return
-        one.state = answer.state or ("" if one.turns else _OPENING)
-        one.observe(new)
-        one.count("observation_tokens", len(new))
+        episode.state = answer.state or ("" if episode.turns else _OPENING)
+        episode.observe(new)
+        episode.count("observation_tokens", len(new))
 
-    def _rollout(self, one: Episode, version: int) -> Rollout:
+    def _rollout(self, episode: Episode, version: int) -> Rollout:
         """Return the episode as a rollout, with its reward unless [[rewards]] score it.
 
         An episode that a limit ended has reward 0 if the environment gives rewards itself.
         """
-        parts = one.parts
-        limited = one.ended in ("turns", "tokens", "context")
-        if limited and self._pool is not None and self._pool.traits[one.problem.environment]["rewards"]:
+        parts = episode.parts
+        limited = episode.ended in ("turns", "tokens", "context")
+        if limited and self._pool is not None and self._pool.traits[episode.problem.environment]["rewards"]:
             parts = {"env": 0.0}
-        turns = tuple(one.turns) or (Turn(0, 0, "stop", version),)
-        rollout = self._chat.rollout((one.problem, one.prompt), one.group, one.ids, one.logprobs, turns)
-        status = one.ended if one.ended in FAILED else "ok"
-        rollout = replace(rollout, status=status, ended=one.ended, metrics=one.metrics)
-        return rollout if parts is None or one.ended in FAILED else rollout.rewarded(sum(parts.values()), parts)
+        turns = tuple(episode.turns) or (Turn(0, 0, "stop", version),)
+        rollout = self._chat.rollout(
+            (episode.problem, episode.prompt), episode.group, episode.ids, episode.logprobs, turns
+        )
+        status = episode.ended if episode.ended in FAILED else "ok"
+        rollout = replace(rollout, status=status, ended=episode.ended, metrics=episode.metrics)
+        return rollout if parts is None or episode.ended in FAILED else rollout.rewarded(sum(parts.values()), parts)

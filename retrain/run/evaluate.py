@@ -53,12 +53,19 @@ def measure(context: RunContext, step: int) -> Evaluation:
     Raises:
         DataError: a set has no held-out problems.
     """
-    found = {name: _measure(one) for name, one in context.sets.items()}
-    if context.config.eval.problems or not found:
-        found = {"": _measure(context), **found}
-    whole = next(iter(found.values())).row
-    sets = {f"{name}/{key}": value for name, one in found.items() if name for key, value in one.row.items()}
-    return Evaluation({"step": step, **whole} | sets, {name: one.completions[""] for name, one in found.items()})
+    evaluations = {name: _measure(set_context) for name, set_context in context.sets.items()}
+    if context.config.eval.problems or not evaluations:
+        evaluations = {"": _measure(context), **evaluations}
+    whole = next(iter(evaluations.values())).row
+    sets = {
+        f"{name}/{key}": value
+        for name, evaluation in evaluations.items()
+        if name
+        for key, value in evaluation.row.items()
+    }
+    return Evaluation(
+        {"step": step, **whole} | sets, {name: evaluation.completions[""] for name, evaluation in evaluations.items()}
+    )
 
 
 def _measure(context: RunContext) -> Evaluation:
@@ -76,8 +83,12 @@ def _measure(context: RunContext) -> Evaluation:
     shared = {"samples": settings.samples, "temperature": settings.temperature}
     row: dict[str, Any] = {**_figures(settings, sampled, greedy), **shared}
     for label in mixed_labels(context.config):
-        own = [[group for group in groups if group[0].environment == label] for groups in (sampled, greedy)]
-        row |= {f"{label}/{name}": value for name, value in _figures(settings, *own).items()} if own[0] else {}
+        groups_here = [[group for group in groups if group[0].environment == label] for groups in (sampled, greedy)]
+        row |= (
+            {f"{label}/{name}": value for name, value in _figures(settings, *groups_here).items()}
+            if groups_here[0]
+            else {}
+        )
     row |= {f"task/{name}": float(value) for name, value in context.task.figures(problems, sampled).items()}
     return Evaluation(row, {"": stored(sampled, greedy)})
 
@@ -102,10 +113,10 @@ def stored(sampled: Sequence[Sequence[Rollout]], greedy: Sequence[Sequence[Rollo
             "question_id": name if taken[name] == 1 else f"{name}#{taken[name]}",
             "prompt": first.prompt,
             "ground_truth": first.answer,
-            "predictions": [one.text for one in group],
-            "lengths": [one.length for one in group],
-            "correct": [bool(one.correct) for one in group],
-            "rewards": [one.reward for one in group],
+            "predictions": [rollout.text for rollout in group],
+            "lengths": [rollout.length for rollout in group],
+            "correct": [bool(rollout.correct) for rollout in group],
+            "rewards": [rollout.reward for rollout in group],
         }
         if greedy:
             best = greedy[index][0]
@@ -121,7 +132,7 @@ def _figures(
     samples, several = settings.samples, [rollout for group in sampled for rollout in group]
     counts = [sum(bool(rollout.correct) for rollout in group) for group in sampled]
     accuracy, low, high = mean_interval([count / samples for count in counts])
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "accuracy": accuracy,
         "ci_low": low,
         "ci_high": high,
@@ -132,12 +143,12 @@ def _figures(
         f"avg@{samples}": accuracy,
     }
     if any(rollout.ended for rollout in several):  # in an environment
-        found["turns"] = sum(len(rollout.turns) for rollout in several) / len(several)
+        figures["turns"] = sum(len(rollout.turns) for rollout in several) / len(several)
     for k in settings.pass_at:
-        found[f"pass@{k}"] = sum(pass_at_k(samples, count, k) for count in counts) / len(counts)
+        figures[f"pass@{k}"] = sum(pass_at_k(samples, count, k) for count in counts) / len(counts)
     if greedy:
-        found["greedy_accuracy"] = sum(bool(group[0].correct) for group in greedy) / len(greedy)
-    return found
+        figures["greedy_accuracy"] = sum(bool(group[0].correct) for group in greedy) / len(greedy)
+    return figures
 
 
 def _sample(

@@ -105,9 +105,9 @@ class Launcher(SignalHandler):
         address = f"file://{folder / 'rendezvous'}"
         shared = {"WORLD_SIZE": str(self._size), "LOCAL_WORLD_SIZE": str(self._size), RENDEZVOUS: address}
         for number in range(self._size):
-            own = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
+            rank_variables = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
             output = None if number == 0 else (folder / str(number)).open("wb")
-            self._ranks.append(start(self._command, own, stdout=output, stderr=output))
+            self._ranks.append(start(self._command, rank_variables, stdout=output, stderr=output))
 
     def _wait(self) -> None:
         """Wait until all ranks have ended, or one has failed and rank 0 has had time to report it.
@@ -132,8 +132,8 @@ class Launcher(SignalHandler):
         more likely to be the cause.
         """
         codes = {number: rank.poll() for number, rank in enumerate(self._ranks) if number not in self._ended}
-        found = {number: code for number, code in codes.items() if code is not None}
-        self._ended.update(sorted(found.items(), key=lambda item: item[1] >= 0))
+        ended = {number: code for number, code in codes.items() if code is not None}
+        self._ended.update(sorted(ended.items(), key=lambda item: item[1] >= 0))
         return len(self._ended) == self._size
 
     def _outcome(self, folder: Path) -> int:

@@ -241,9 +241,9 @@ def shown_rows(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
     """Return rows of completions for a tracker. All rows have the same columns."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.parts)
     return [
-        {"prompt": one.prompt, "text": one.text, "answer": one.answer, "reward": one.reward}
-        | {f"reward/{name}": one.parts.get(name) for name in names}
-        for one in rollouts
+        {"prompt": rollout.prompt, "text": rollout.text, "answer": rollout.answer, "reward": rollout.reward}
+        | {f"reward/{name}": rollout.parts.get(name) for name in names}
+        for rollout in rollouts
     ]
 
 
@@ -278,8 +278,8 @@ def evaluate_and_record(context: RunContext, step: int, collector: Collector | N
         return
     context.observe("phase", {"name": f"evaluation after {step} steps"})
     began = time.perf_counter()
-    found, completions = measure(context, step)
-    row = found | {"time/evaluation_s": time.perf_counter() - began}
+    figures, completions = measure(context, step)
+    row = figures | {"time/evaluation_s": time.perf_counter() - began}
     for name, rows in completions.items():  # before the row, which marks the evaluation as done
         context.directory.write_evaluation(step, name, rows)
     context.directory.append("eval.jsonl", row)

@@ -50,7 +50,7 @@ def _fresh(context: RunContext, collection: Collection) -> Batch:
 
     With `[rollout] overlap` the step's own completions come from older weights.
     """
-    few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_ROWS]
+    few = list({rollout.group: rollout for rollout in collection.rollouts if rollout.length}.values())[:_ROWS]
     rendered = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
     seed = derive_seed(context.config.training.seed, "parity", collection.step)
     sampling = train_sampling(context.config, context.trained.loaded, seed)

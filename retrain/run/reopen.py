@@ -214,12 +214,12 @@ def _leave_out(sections: Sequence[str], data: dict[str, Any], components: Mappin
         return
     kept = {name for name, kind in registry.KINDS.items() if kind.key and kind.key[0] not in sections} - {"curriculum"}
     kept |= {"environment"} if data.get("environments") else set()
-    brought = any(one["source"] != "built-in" for kind in kept for one in components.get(kind, ()))
-    left_out = {one["name"].rpartition(".")[2] for kind in {*components} - kept for one in components[kind]}
+    brought = any(component["source"] != "built-in" for kind in kept for component in components.get(kind, ()))
+    left_out = {component["name"].rpartition(".")[2] for kind in {*components} - kept for component in components[kind]}
     for name in {*data} - {*Config.model_fields}:
         readers = registry.components(tables=[name])
         # A table that is unknown before the user's own code is imported can only be that of a component of theirs.
-        if not (any(one.kind in kept for one in readers) if readers else brought and name not in left_out):
+        if not (any(reader.kind in kept for reader in readers) if readers else brought and name not in left_out):
             del data[name]
     for section in sections:
         data.pop(section, None)
@@ -229,10 +229,13 @@ def _leave_out(sections: Sequence[str], data: dict[str, Any], components: Mappin
 
 def _refuse(file: str, values: Iterable[ForeignValue], chosen: Sequence[tuple[str | int, ...]]) -> None:
     """Raise ConfigError with all values that no override on the command line has set."""
-    found = [one for one in values if not any(one.path[: len(path)] == path for path in chosen)]
-    if found:
+    refused_values = [value for value in values if not any(value.path[: len(path)] == path for path in chosen)]
+    if refused_values:
         raise ConfigError(
-            [ConfigProblem(file, 0, 0, show(one.path), f"{one.value} {one.effect}", FIX) for one in found]
+            [
+                ConfigProblem(file, 0, 0, show(value.path), f"{value.value} {value.effect}", FIX)
+                for value in refused_values
+            ]
         )
 
 
@@ -289,9 +292,9 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         if (target / "model" / "config.json").is_file():
             plain_files(target / "model")
             return target, None
-        found = checkpoint.newest(target / "checkpoints", warn, own=False)
-        if found is not None:
-            return target, found[1]
+        newest = checkpoint.newest(target / "checkpoints", warn, own=False)
+        if newest is not None:
+            return target, newest[1]
         problem, fix = _without_weights(target)
     elif target.parent.name in ("checkpoints", "best") and target.is_dir():
         plain_files(target.parent.parent, deep=False)
@@ -299,11 +302,11 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
     elif (
         target.name == "best"
         and not target.is_symlink()
-        and (found := checkpoint.newest(target, lambda _: None, own=False)) is not None
+        and (newest := checkpoint.newest(target, lambda _: None, own=False)) is not None
     ):
-        return target.parent, found[1]
+        return target.parent, newest[1]
     else:
-        there = ", ".join(one.name for one in sorted(target.parent.glob("step-*")))
+        there = ", ".join(checkpoint_path.name for checkpoint_path in sorted(target.parent.glob("step-*")))
         fix = f"there are {there}" if there else "give runs/NAME or runs/NAME/checkpoints/step-000100"
         problem = "is not a run"
     raise ConfigError.at(target, "run", problem, fix)
@@ -320,16 +323,17 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Se
         run: directory of the earlier run, from which nothing is imported.
     """
     old = with_current_keys(old)
-    known = dict(flatten(masked(old)))
+    old_leaves = dict(flatten(masked(old)))
     document, current = (
-        Document("config.resolved.json", data=copy.deepcopy({**one, "plugins": new["plugins"]})) for one in (old, new)
+        Document("config.resolved.json", data=copy.deepcopy({**config, "plugins": new["plugins"]}))
+        for config in (old, new)
     )
-    for one in (document, current):
-        one.data.pop("components", None)
+    for config in (document, current):
+        config.data.pop("components", None)
     if {*in_sections(document)} <= {*in_sections(current)}:
         with suppress(RetrainError), refused(run):  # if it is invalid by today's rules, compare its own keys only
-            known = dict(flatten(masked(validate(document).resolved()))) | known
-    return config_changes(known, masked(new), allowed)
+            old_leaves = dict(flatten(masked(validate(document).resolved()))) | old_leaves
+    return config_changes(old_leaves, masked(new), allowed)
 
 
 def accept_checkpoint(
@@ -347,12 +351,12 @@ def accept_checkpoint(
     Raises:
         ConfigError: a setting or plug-in has changed that `allowed` does not name.
     """
-    known = state["started_with"]
-    found = changed_settings(known["config"], started["config"], allowed, run)
-    old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
-    found += config_changes(old, new, allowed)
-    if (saved := known["ranks"]) != started["ranks"]:
+    saved_facts = state["started_with"]
+    changes = changed_settings(saved_facts["config"], started["config"], allowed, run)
+    old, new = ({"plugins": facts["plugins"]} for facts in (saved_facts, started))
+    changes += config_changes(old, new, allowed)
+    if (saved := saved_facts["ranks"]) != started["ranks"]:
         count = started["ranks"]
-        found.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
-    for change in found:
+        changes.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
+    for change in changes:
         observe("message", {"text": f"resuming with {change}", "level": "warning"})

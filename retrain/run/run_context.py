@@ -220,18 +220,22 @@ class RunContext:
         It holds no state of random generators, because all draws derive from the seed and the step.
         """
         signals = {name: part.state_dict() for name, part in self.trained.pipeline.stateful.items()}
-        sources = {name: one.state_dict() for name, one in self.row_sources.items()}
+        sources = {name: source.state_dict() for name, source in self.row_sources.items()}
         loop = {"step": step, "cursor": cursor, "data": self.data, "sources": sources, "task": self.task.state_dict()}
         return {"policy": self.trained.policy.state_dict(), "signals": signals, "loop": loop}
 
     @property
     def data(self) -> dict[str, dict[str, Any]]:
         """Hashes of the data and the model, by section; None for a task without `fingerprint`."""
-        found: dict[str, dict[str, Any]] = {"task": {"data": self.task.fingerprint()}}
-        hashes = {name: one.fingerprint() for name, one in self.row_sources.items()}
-        found |= {name: {"data": data} for name, data in hashes.items() if data is not None}
-        found |= {"eval": {name: one.task.fingerprint() for name, one in self.sets.items()}} if self.sets else {}
-        return found | {"model": self._model}
+        hashes_by_section: dict[str, dict[str, Any]] = {"task": {"data": self.task.fingerprint()}}
+        hashes = {name: source.fingerprint() for name, source in self.row_sources.items()}
+        hashes_by_section |= {name: {"data": data} for name, data in hashes.items() if data is not None}
+        hashes_by_section |= (
+            {"eval": {name: set_context.task.fingerprint() for name, set_context in self.sets.items()}}
+            if self.sets
+            else {}
+        )
+        return hashes_by_section | {"model": self._model}
 
     @cached_property
     def _model(self) -> dict[str, Any]:
@@ -257,7 +261,7 @@ class RunContext:
 
     def close(self) -> None:
         """Close the processes of rewards and environment, the trackers and the sampler."""
-        for pool in {id(one.pool): one.pool for one in (self, *self.sets.values())}.values():
+        for pool in {id(context.pool): context.pool for context in (self, *self.sets.values())}.values():
             pool.close()
         if self.env_pool is not None:
             self.env_pool.close()

@@ -44,7 +44,7 @@ class Parameters:
         table = self._document.data.setdefault(component.table, {})
         if isinstance(table, dict):
             table |= {key: value for key, value in component.takes(given).items() if key not in table}
-        bound = Binder(self._document, known=self._known).bind(Slot(kind, name, (kind,)))
+        bound = Binder(self._document, load_catalog=self._known).bind(Slot(kind, name, (kind,)))
         self._stop()
         assert bound is not None, "_stop raises if the component is invalid"
         return bound

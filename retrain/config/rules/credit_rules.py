@@ -46,13 +46,13 @@ def idle(resolved: Resolved) -> dict[int, str]:
     reads = {*resolved.objective(exact=False).reads, *(name for stage in used for name in stage.reads)}
     if {"rewards", "reward_parts", "turn_rewards"} & reads:
         return {}
-    credit = next((one.name for one in used if one.kind in ("advantage", "algorithm", "transform")), "the loss")
+    credit = next((stage.name for stage in used if stage.kind in ("advantage", "algorithm", "transform")), "the loss")
     reason = f'"{credit}" does not read the sum of rewards, so this one does not affect training'
-    judges = [index for index, one in enumerate(rewards) if registry.reward.traits_of(one.component).correctness]
+    judges = [index for index, reward in enumerate(rewards) if registry.reward.traits_of(reward.component).correctness]
     return {
         index: reason + (" unless the rewards before it return None" if index in judges else "")
-        for index, one in enumerate(rewards)
-        if one.params["weight"] != 0 and index not in (judges or [0])[:1]
+        for index, reward in enumerate(rewards)
+        if reward.params["weight"] != 0 and index not in (judges or [0])[:1]
     }
 
 
@@ -69,9 +69,9 @@ def compared_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
 def decoupled_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require as many rewards, or parts of their scores, as an advantage compares."""
     count = len(reward_columns(resolved.all("reward")))
-    for slot, one in resolved.slots.items():
-        if slot.kind == "advantage" and count < registry.advantage.traits_of(one.component).least_rewards:
-            problem = f"{one.name} normalises each reward on its own, and the run has {count}"
+    for slot, component in resolved.slots.items():
+        if slot.kind == "advantage" and count < registry.advantage.traits_of(component.component).least_rewards:
+            problem = f"{component.name} normalises each reward on its own, and the run has {count}"
             fix = 'list two [[rewards]] at least, or a judge with a rubric, or use advantage_mode = "grpo_std"'
             yield Finding(slot.path, problem, fix)
 
@@ -79,7 +79,9 @@ def decoupled_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
 def continuations(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Refuse credit that continues completions from a prefix in runs that cannot: environments and overlap."""
     path = ("algorithm", "algorithm_mode")
-    for stage in (one for one in resolved.pipeline.graph if "continue_from" in one.bound.component.needs):
+    for stage in (
+        candidate for candidate in resolved.pipeline.graph if "continue_from" in candidate.bound.component.needs
+    ):
         if config.environment.name is not None:
             problem = f'"{stage.name}" continues completions from a prefix, and training replays no environment'
             yield Finding(path, problem, "use other credit, such as turn_returns")
@@ -92,20 +94,20 @@ def contexts(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Refuse a plain function that reads a field that its context does not have."""
     for slot, bound in resolved.slots.items():
         for name in missing_fields(bound.component.target) if bound.component.contract == "context" else ():
-            known = [item.name for item in fields(TransformContext)]
-            fix = did_you_mean(name, known, f"its fields: {', '.join(known)}")
+            field_names = [item.name for item in fields(TransformContext)]
+            fix = did_you_mean(name, field_names, f"its fields: {', '.join(field_names)}")
             yield Finding(slot.path, f'"{bound.name}" reads {name} of its context, which has no such field', fix)
 
 
 def corrections(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require at most one correction for the sampler, by the loss or by a transform that the update can compute."""
-    found = [stage for stage in resolved.all("transform") if is_correction(stage)]
-    for stage in found:
+    corrections = [stage for stage in resolved.all("transform") if is_correction(stage)]
+    for stage in corrections:
         if why := _no_correction(stage):
             problem = f'"{stage.name}" declares correction=True but {why}'
             yield Finding(_TRANSFORMS, problem, "remove correction=True, or fix the transform")
-    weights = [stage.name for stage in found if not registry.transform.traits_of(stage.component).drops_only]
-    anchored = [one.name for one in resolved.objective(exact=False).terms if "sampler_logprobs" in one.reads]
+    weights = [stage.name for stage in corrections if not registry.transform.traits_of(stage.component).drops_only]
+    anchored = [term.name for term in resolved.objective(exact=False).terms if "sampler_logprobs" in term.reads]
     if weights and anchored:
         problem = f'"{weights[0]}" corrects twice: "{anchored[0]}" compares with the sampler\'s log-probs itself'
         yield Finding(_TRANSFORMS, problem, f"remove {weights[0]}, or use a loss that reads old_logprobs")
@@ -127,33 +129,33 @@ def _no_correction(stage: Bound) -> str:
 
 def expert_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require a source of expert rows for terms that train on them."""
-    terms = {source_of(one): place for place, one in enumerate(resolved.all("loss")) if one.params["weight"] != 0}
-    found = {slot: one for slot, one in resolved.slots.items() if slot.kind == "source"}
-    if "expert" in terms and not any(brings(one, "expert") for one in found.values()):
-        place = terms["expert"]
-        problem = f'"{resolved.all("loss")[place].name}" trains on expert rows, and no file of them is set'
+    terms = {source_of(term): index for index, term in enumerate(resolved.all("loss")) if term.params["weight"] != 0}
+    sources = {slot: source for slot, source in resolved.slots.items() if slot.kind == "source"}
+    if "expert" in terms and not any(brings(source, "expert") for source in sources.values()):
+        index = terms["expert"]
+        problem = f'"{resolved.all("loss")[index].name}" trains on expert rows, and no file of them is set'
         fix = 'add [expert] path = "FILE.jsonl"; `retrain task export` writes one for a task with worked solutions'
-        yield Finding(("loss", place, "name"), problem, fix)
+        yield Finding(("loss", index, "name"), problem, fix)
 
 
 def own_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require that a step has at least one prompt besides the rows of sources."""
     batch, group = config.training.batch_size, config.training.group_size
-    used = [one for one in resolved.sources.values() if ratio_of(one)]
+    used = [source for source in resolved.sources.values() if ratio_of(source)]
     prompts, rows = division(config, [*map(ratio_of, used)])
     if prompts < 1:
-        whose = "expert rows" if not any(brings(one, "rollouts") for one in used) else "rows of sources"
+        whose = "expert rows" if not any(brings(source, "rollouts") for source in used) else "rows of sources"
         problem = f"{sum(rows)} of {batch * group} rows are {whose}: no room for a prompt with {group} completions"
         most = int((1 - 1 / batch) * 1000) / 1000
         together = "" if len(used) == 1 else " together"
         fix = f"use a ratio of at most {most:g}{together}" if batch > 1 else "raise [training] batch_size"
-        slot = next(slot for slot, one in resolved.slots.items() if one is used[0])
+        slot = next(slot for slot, source in resolved.slots.items() if source is used[0])
         yield Finding((*slot.params_path, registry.source.traits_of(used[0].component).ratio), problem, fix)
 
 
 def stored_rollouts(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Refuse credit that needs the problems of the step if a source brings other rollouts."""
-    brought = [one for one in resolved.all("source") if brings(one, "rollouts")]
+    brought = [source for source in resolved.all("source") if brings(source, "rollouts")]
     for stage in resolved.pipeline.graph if brought else ():
         if "continue_from" in stage.bound.component.needs or "problems" in stage.reads:
             problem = f'"{stage.name}" needs the problems of the step, and "{brought[0].name}" brings other rollouts'

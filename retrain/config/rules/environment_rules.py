@@ -48,12 +48,12 @@ def fields(config: Config, resolved: Resolved) -> Iterator[Finding]:
         return
     from retrain.environments.contract import fields_read
 
-    for one in bound:
+    for environment in bound:
         try:
-            with Call(one.component.kind, one.name)():
-                target: Any = one.component.target
-                target = target(**one.arguments) if one.component.stateful else target
-            fields_read(one.name, target)
+            with Call(environment.component.kind, environment.name)():
+                target: Any = environment.component.target
+                target = target(**environment.arguments) if environment.component.stateful else target
+            fields_read(environment.name, target)
         except ComponentError as error:
             yield Finding(("environment", "name"), error.problem, error.fix)
 

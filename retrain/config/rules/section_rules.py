@@ -35,20 +35,22 @@ def quantization(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 def positions(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require that completions leave room for a prompt in the model's context, if its config.json is local."""
-    known = _positions(config.model.path)
+    context_length = _positions(config.model.path)
     budgets = {("training", "max_tokens"): config.training.max_tokens, ("eval", "max_tokens"): config.eval.max_tokens}
     for path, most in budgets.items():
-        if known and most and most >= known:
-            problem = f"{most} tokens of completion leave no room for a prompt in the model's {known} positions"
-            yield Finding(path, problem, f"use at most {known} minus the tokens of the longest prompt")
+        if context_length and most and most >= context_length:
+            problem = (
+                f"{most} tokens of completion leave no room for a prompt in the model's {context_length} positions"
+            )
+            yield Finding(path, problem, f"use at most {context_length} minus the tokens of the longest prompt")
 
 
 def _positions(path: str) -> int | None:
     """Return the model's context length in tokens; None if its config.json is not local or does not contain it."""
     stored = stored_config(path)
     for config in (stored, stored.get("text_config")):  # multimodal models nest the text model's
-        if isinstance(config, dict) and isinstance(found := config.get("max_position_embeddings"), int):
-            return found
+        if isinstance(config, dict) and isinstance(context_length := config.get("max_position_embeddings"), int):
+            return context_length
     return None
 
 
@@ -145,7 +147,7 @@ def stop_when(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 def eval_sets(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require distinct names of evaluation sets, and no sets beside `[[environments]]`."""
-    names = [one.name for one in config.eval.sets]
+    names = [entry.name for entry in config.eval.sets]
     for index, name in enumerate(names):
         at = ("eval", "sets", index, "name")
         if name in names[:index]:
@@ -178,15 +180,15 @@ def unmeasured(config: Config, sets: Mapping[str, Eval]) -> Iterator[Finding]:
         config: the sections.
         sets: name of each evaluation set -> its settings.
     """
-    known = [f"eval/{name}" for name in config.eval.shares()] if config.eval.problems or sets else []
-    known += [f"eval/{label}/{name}" for label, settings in sets.items() for name in settings.shares()]
-    known += [f"eval/{label}/{name}" for label in mixed_labels(config) for name in config.eval.shares()]
+    measured = [f"eval/{name}" for name in config.eval.shares()] if config.eval.problems or sets else []
+    measured += [f"eval/{label}/{name}" for label, settings in sets.items() for name in settings.shares()]
+    measured += [f"eval/{label}/{name}" for label in mixed_labels(config) for name in config.eval.shares()]
     asked: list[tuple[tuple[str, ...], str | None]] = [(("checkpoint", "best"), config.checkpoint.best)]
     if (stop := config.training.stop_when) is not None and stop.event == "eval":
         asked.append((("training", "stop_when", "metric"), stop.metric))
     for path, name in asked:
-        if name is not None and name not in known:
-            fix = did_you_mean(name, known, f"one of: {', '.join(known)}" if known else "set [eval] problems")
+        if name is not None and name not in measured:
+            fix = did_you_mean(name, measured, f"one of: {', '.join(measured)}" if measured else "set [eval] problems")
             yield Finding(path, f'no evaluation measures "{name}"', fix)
 
 
@@ -200,7 +202,7 @@ def replaced(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 def search_paths(config: Config) -> Iterator[Finding]:
     """Require that plug-in directories exist; called before anything is imported from them."""
-    for index, place in enumerate(config.plugins.search_paths):
-        if not expanded(place).is_dir():
-            problem, fix = f'there is no directory "{place}"', "create it, or remove it here"
+    for index, folder in enumerate(config.plugins.search_paths):
+        if not expanded(folder).is_dir():
+            problem, fix = f'there is no directory "{folder}"', "create it, or remove it here"
             yield Finding(("plugins", "search_paths", index), problem, fix)

@@ -26,16 +26,18 @@ def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """
     algorithm = resolved.optional("algorithm") is not None  # it replaces advantage and transforms
     used = {
-        slot: one for slot, one in resolved.slots.items() if not (algorithm and slot.kind in ("advantage", "transform"))
+        slot: component
+        for slot, component in resolved.slots.items()
+        if not (algorithm and slot.kind in ("advantage", "transform"))
     }
     readers = [*_readers(config, resolved, used)]
     for name, table in resolved.tables.items():
         for key in table if isinstance(table, dict) else ():
             if why := _unread(name, key, readers):
                 yield Finding((name, key), *why)
-    for slot, one in used.items():
+    for slot, component in used.items():
         for key in slot.params if slot.inline else ():
-            if why := _switched_off(one, key):
+            if why := _switched_off(component, key):
                 yield Finding((*slot.params_path, key), *why)
     for name in ("advantage_params", "transform_params", "params"):
         yield from _unread_params(name, getattr(config.algorithm, name), used)
@@ -55,14 +57,14 @@ def judged(
         overridden: True if the command line overrides keys.
     """
     ordered = sorted(unread, key=lambda row: (row[1].line, row[1].column))
-    asked = [(path, one) for path, one in ordered if not (overridden and one.line)]
+    asked = [(path, problem) for path, problem in ordered if not (overridden and problem.line)]
     if not asked:
         return [], []
     # `ctx` shows these keys, and the planning mask and SEPA's pooling weight, which depend on keys of signals.
-    signals = [one.table for one in registry.components("signal") if one.name in CONTEXT_READS]
+    signals = [component.table for component in registry.components("signal") if component.name in CONTEXT_READS]
     shown = [(registry.find("transform", name).table, key) for name, key in CONTEXT_PARAMETERS.values()]
-    odd = [one for path, one in asked if one.problem == _NOTHING and (path[0] in signals or path in shown)]
-    return [one for _, one in asked if one not in odd], odd
+    odd = [problem for path, problem in asked if problem.problem == _NOTHING and (path[0] in signals or path in shown)]
+    return [problem for _, problem in asked if problem not in odd], odd
 
 
 def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> Iterator[Finding]:
@@ -70,14 +72,16 @@ def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bou
 
     Only dotted paths and plain functions read these tables.
     """
-    named = {slot: one for slot, one in used.items() if slot.params_path == ("algorithm", name)}
-    dotted = {slot.name: one for slot, one in named.items() if one.component.has_params_table}
-    tables = " or ".join(f"[{one.component.table}]" for one in named.values() if not one.component.has_params_table)
+    named = {slot: component for slot, component in used.items() if slot.params_path == ("algorithm", name)}
+    dotted = {slot.name: component for slot, component in named.items() if component.component.has_params_table}
+    tables = " or ".join(
+        f"[{bound.component.table}]" for bound in named.values() if not bound.component.has_params_table
+    )
     why = "only a dotted path reads this table", f"set it in {tables}" if tables else "name one, or remove the key"
     if dotted:
         why = f"{' and '.join(dotted)} do not take it", "remove it"
     for key in params:
-        if not any(key in one.params for one in dotted.values()):
+        if not any(key in component.params for component in dotted.values()):
             yield Finding(("algorithm", name, key), *why)
 
 
@@ -86,39 +90,41 @@ def _readers(config: Config, resolved: Resolved, used: Mapping[Slot, Bound]) -> 
 
     This includes components that the run file does not name: engines, corrections and signals.
     """
-    for slot, one in used.items():
-        yield one, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
+    for slot, component in used.items():
+        yield component, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
     engines = resolved.engines(config.model.path)
-    exact = all(registry.engine.traits_of(one.component).exact for one in engines) and not config.rollout.ahead
+    exact = all(registry.engine.traits_of(engine.component).exact for engine in engines) and not config.rollout.ahead
     others = [*engines, *resolved.objective(exact).corrections]
     others += [stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal"]
-    if any(one.component.contract == "context" for one in used.values()):
-        others += [one for name, _ in CONTEXT_PARAMETERS.values() if (one := resolved.named("transform", name))]
-    yield from ((one, ()) for one in others)
+    if any(component.component.contract == "context" for component in used.values()):
+        others += [
+            component for name, _ in CONTEXT_PARAMETERS.values() if (component := resolved.named("transform", name))
+        ]
+    yield from ((component, ()) for component in others)
 
 
 def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]]) -> Reason | None:
     """Return the reason why nothing reads `[name] key`; None if a component reads it."""
     why: list[Reason] = []
-    for one, entry in readers:
-        component = one.component
+    for reader, entry in readers:
+        component = reader.component
         served = registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
         if component.table == name and (component.takes({key: None}) or key in served):
-            reason = _switched_off(one, key)
+            reason = _switched_off(reader, key)
             if key in entry:
-                reason = f'the entry that names "{one.name}" sets it as well', "keep one of the two"
+                reason = f'the entry that names "{reader.name}" sets it as well', "keep one of the two"
             if reason is None:
                 return None
             why.append(reason)
     return why[0] if why else (_NOTHING, _fix(name, key))
 
 
-def _switched_off(one: Bound, key: str) -> Reason | None:
+def _switched_off(reader: Bound, key: str) -> Reason | None:
     """Return the reason why a component ignores one of its keys, by its trait `when`; None if it reads the key."""
-    other, values = one.component.traits.when.get(key, ("", ()))
-    if not other or one.params[other] in values:
+    other, values = reader.component.traits.when.get(key, ("", ()))
+    if not other or reader.params[other] in values:
         return None
-    value = one.params[other]
+    value = reader.params[other]
     shown = "unset" if value is None else f'"{value}"' if isinstance(value, str) else str(value).lower()
     return f"{other} = {shown} does not read it", "remove one of the two"
 
@@ -130,10 +136,14 @@ def _fix(name: str, key: str) -> str:
     if advice := aliases()["unread"].get(f"{name}.{key}"):
         return advice
     named: dict[str, list[str]] = {}
-    for one in registry.components(tables=[name]):
-        if key in one.schema.model_fields:
-            named.setdefault(one.kind, []).append(one.name)
-    quoted = {kind: " or ".join(f'"{one}"' for one in names) for kind, names in named.items() if kind != "signal"}
+    for component in registry.components(tables=[name]):
+        if key in component.schema.model_fields:
+            named.setdefault(component.kind, []).append(component.name)
+    quoted = {
+        kind: " or ".join(f'"{name_of_reader}"' for name_of_reader in names)
+        for kind, names in named.items()
+        if kind != "signal"
+    }
     texts = [f"{kind} {names}" for kind, names in quoted.items()]
     texts = texts or [f"a component that reads {name}, or [logging] observe" for name in named.get("signal", ())]
     return f"use {' or '.join(texts)}, or remove the key" if texts else "remove it"

@@ -48,14 +48,14 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
     document = Document(loaded.file, loaded.text, places=dict(loaded.places))
     _check_micro_batches(loaded, document)
     sets = {entry.name: index for index, entry in enumerate(loaded.config.eval.sets)}
-    for name, one in {"": loaded, **loaded.sets}.items():
+    for name, config in {"": loaded, **loaded.sets}.items():
         at = ("eval", "sets", sets[name], "name") if name else ("task", "name")
-        if not built and any(registry.task.traits_of(task.component).remote for task in one.components.all("task")):
+        if not built and any(registry.task.traits_of(task.component).remote for task in config.components.all("task")):
             continue
         try:
             # The warm start imitates the problems of its own seed; held-out problems are the same for all seeds.
-            task = built[name] if built else one.task(loaded.config.warmup.seed)
-            _check_task(one, task, document, () if not name else at)
+            task = built[name] if built else config.task(loaded.config.warmup.seed)
+            _check_task(config, task, document, () if not name else at)
             if not name and not built and loaded.config.warmup.steps:
                 _check_demonstrations(loaded.config, task, document)
         except ComponentError as error:
@@ -128,7 +128,9 @@ def _check_problems(
         return
     for index, reward in enumerate(loaded.components.all("reward")):
         check = _check_of(reward)
-        wrong = {one.place or one.id: text for one in problems() if (text := check(one))} if check else {}
+        wrong = (
+            {problem.place or problem.id: text for problem in problems() if (text := check(problem))} if check else {}
+        )
         if wrong:
             listed = "; ".join(f"{name}: {text}" for name, text in [*wrong.items()][:_SHOWN])
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -142,14 +144,18 @@ def _check_of(reward: Bound) -> Callable[[Problem], str] | None:
     answers, problems, params = traits.answers, traits.problems, reward.params
     if answers is None and problems is None:
         return None
-    return lambda one: (answers(one.answer) if answers else "") or (problems(params, one.facts) if problems else "")
+    return lambda problem: (
+        (answers(problem.answer) if answers else "") or (problems(params, problem.facts) if problems else "")
+    )
 
 
 def _check_demonstrations(config: Config, task: Task, document: Document) -> None:
     """Record an error if a problem of the warm start has no demonstration."""
     field = "replies" if labels(config) else "solution"
     count = min(config.warmup.problems, config.warmup.steps * config.warmup.batch_size, _DEMONSTRATIONS)
-    lacking = next((one for one in map(task.problem, range(count)) if getattr(one, field) in (None, ())), None)
+    lacking = next(
+        (problem for problem in map(task.problem, range(count)) if getattr(problem, field) in (None, ())), None
+    )
     if lacking is not None:
         text = f"the warm start imitates worked solutions, and problem {lacking.id!r} has no {field}"
         fix = "set [warmup] steps = 0, or give the task solutions"
@@ -158,12 +164,12 @@ def _check_demonstrations(config: Config, task: Task, document: Document) -> Non
 
 def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -> None:
     """Record an error if a reward with the signature of another trainer reads a column that the data do not have."""
-    known = {"completion": "", "answer": problem.answer, "problem": problem.facts, "completion_ids": ()}
+    columns = {"completion": "", "answer": problem.answer, "problem": problem.facts, "completion_ids": ()}
     for index, reward in enumerate(loaded.components.all("reward")):
         form = form_of(reward.component)
         try:
             if form.name not in ("retrain", "group"):
-                form.arguments([{name: known[name] for name in form.reads}])
+                form.arguments([{name: columns[name] for name in form.reads}])
         except ValueError as error:
             fix = "rename the column, or the parameter"
             document.refuse(("rewards", index, "name"), f'reward "{reward.name}": {error}', fix, DataError.exit_code)
@@ -177,15 +183,15 @@ def _has_chat_template(config: Config) -> bool | None:
     if not folder.is_dir():
         return None
     file = folder / "tokenizer_config.json"
-    known = file.is_file() and "chat_template" in file.read_text(encoding="utf-8", errors="replace")
-    return known or any(folder.glob("*chat_template*"))
+    has_template = file.is_file() and "chat_template" in file.read_text(encoding="utf-8", errors="replace")
+    return has_template or any(folder.glob("*chat_template*"))
 
 
 def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[Path, DataError]]:
     """Read the files of the sources in use; yield errors with the keys that name the files."""
-    for slot, one in loaded.components.in_use.items():
-        read = registry.source.traits_of(one.component).read if slot.kind == "source" else None
-        if read is not None and (path := one.params[read[0]]) is not None:
+    for slot, source in loaded.components.in_use.items():
+        read = registry.source.traits_of(source.component).read if slot.kind == "source" else None
+        if read is not None and (path := source.params[read[0]]) is not None:
             at = (*slot.params_path, read[0])
             try:
                 read_rows: Any = read[1](path)

@@ -74,9 +74,11 @@ def launch(config: Config, resolved: Resolved) -> Launch:
     bound, hellos = iter(resolved.all("environment")), dict[str, Hello]()
     for label, entry in zip(labels(config), config.environments or (environment,), strict=True):
         name = str(entry.name)
-        one = None if needs_own_interpreter(config, name) else next(bound)
-        target, params = (name, entry.params) if one is None else (one.path, one.arguments)
-        declared = None if one is None else registry.environment.traits_of(one.component)
+        environment_here = None if needs_own_interpreter(config, name) else next(bound)
+        target, params = (
+            (name, entry.params) if environment_here is None else (environment_here.path, environment_here.arguments)
+        )
+        declared = None if environment_here is None else registry.environment.traits_of(environment_here.component)
         traits = {"replay": declared.replay, "rewards": declared.rewards} if declared else {}
         hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)
     return Launch(

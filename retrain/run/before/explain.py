@@ -50,15 +50,19 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
     config, engine = loaded.config, _engine(loaded)
     exact = _is_exact(loaded, engine["name"])
     pipeline = loaded.components.pipeline_of(loaded.objective)
-    signals = [one.bound for one in pipeline.graph if one.kind == "signal"]
-    signal_models = [model for one in signals for model in registry.signal.traits_of(one.component).held(one.params)]
-    bound = [(kind, one) for kind, several in loaded.components.bound.items() for one in several]
+    signals = [stage.bound for stage in pipeline.graph if stage.kind == "signal"]
+    signal_models = [
+        model for signal in signals for model in registry.signal.traits_of(signal.component).held(signal.params)
+    ]
+    bound = [(kind, component) for kind, several in loaded.components.bound.items() for component in several]
     return {
         "file": loaded.file,
         "run_directory": str(loaded.directory),
         "preset": _preset(loaded),
         "components": _components(loaded, bound),
-        "imported": [f"{kind} {one.name}" for kind, one in bound if one.component.source != "built-in"],
+        "imported": [
+            f"{kind} {component.name}" for kind, component in bound if component.component.source != "built-in"
+        ],
         "engine": engine,
         "overlap": _OVERLAP.format(config.rollout.overlap) if config.rollout.overlap else None,
         "continuous": _continuous(loaded),
@@ -125,14 +129,14 @@ def _components(loaded: LoadedConfig, bound: Sequence[tuple[str, Bound]]) -> lis
         keys.setdefault((slot.kind, slot.name), show(slot.path))
     return [
         {
-            kind: one.name,
-            "from": _source(one),
-            "key": keys[kind, one.name],
-            "reads": list(one.reads),
-            "params": masked(dict(one.params)),
-            "called": form_of(one.component).described() if kind == "reward" else None,
+            kind: component.name,
+            "from": _source(component),
+            "key": keys[kind, component.name],
+            "reads": list(component.reads),
+            "params": masked(dict(component.params)),
+            "called": form_of(component.component).described() if kind == "reward" else None,
         }
-        for kind, one in bound
+        for kind, component in bound
     ]
 
 
@@ -160,13 +164,16 @@ def _engine(loaded: LoadedConfig) -> dict[str, Any]:
     engines = loaded.components.engines(loaded.config.model.path)
     if loaded.components.optional("engine"):
         name, why = engines[0].name, "set in [rollout] engine"
-    elif known := choose_engine_at(loaded.config.model.path):
-        name, why = known[0], f'"{AUTO}": {known[1]}'
+    elif choice := choose_engine_at(loaded.config.model.path):
+        name, why = choice[0], f'"{AUTO}": {choice[1]}'
         if find_spec("vllm"):
             why += '; vLLM is installed, and used only with engine = "vllm"'
     else:
         name, why = AUTO, "torch if the embedded engine can serve the architecture, else transformers"
-    adapters = {registry.engine.traits_of(one.component).adapters.get(one.params.get("lora")) for one in engines}
+    adapters = {
+        registry.engine.traits_of(candidate.component).adapters.get(candidate.params.get("lora"))
+        for candidate in engines
+    }
     return {
         "name": name,
         "why": why,
@@ -185,7 +192,7 @@ def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
 
 def _pipeline(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None) -> dict[str, Any]:
     unused = idle(loaded.components)
-    corrections = " and ".join(one.name for one in loaded.components.objective(exact is True).corrections)
+    corrections = " and ".join(correction.name for correction in loaded.components.objective(exact is True).corrections)
     if corrections and exact is None and not loaded.objective.corrections:
         # An implicit correction depends on the engine.
         corrections += ", unless the engine's log-probs equal the trainer's"
@@ -230,14 +237,14 @@ def _line(place: Place) -> str:
 
 def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     training, rollout = loaded.config.training, loaded.config.rollout
-    prompts, own = loaded.division
+    prompts, source_rows = loaded.division
     rows = prompts * training.group_size
     tokens = rows * training.max_tokens
     rounds = 1 + (rollout.max_resample if rollout.resamples else 0)
     return {
         "greedy_completions_per_step": prompts if "greedy_rewards" in loaded.components.pipeline.reads else None,
         "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
-        **_sources(loaded, rows + own),
+        **_sources(loaded, rows + source_rows),
         "response_tokens_per_step_at_most": tokens * rounds,
         "micro_batches_per_pass_about": max(training.minibatches, -(-tokens // training.micro_batch_tokens)),
         "optimizer_steps_per_step": training.epochs * training.minibatches,
@@ -252,14 +259,14 @@ def _sources(loaded: LoadedConfig, rows: int) -> dict[str, Any]:
     sources = loaded.components.sources
     counts = division(loaded.config, [*map(ratio_of, sources.values())])[1]
     written, files, others = 0, list[str](), list[dict[str, Any]]()
-    for (name, one), count in zip(sources.items(), counts, strict=True):
-        traits = registry.source.traits_of(one.component)
+    for (name, source), count in zip(sources.items(), counts, strict=True):
+        traits = registry.source.traits_of(source.component)
         if "rollouts" in traits.brings:
-            place = {"source": name, "in the place of prompts": f"{count} of {rows} rows"}
-            others.append({**place, "brings": " and ".join(traits.brings), **one.params})
+            described = {"source": name, "in the place of prompts": f"{count} of {rows} rows"}
+            others.append({**described, "brings": " and ".join(traits.brings), **source.params})
         else:
             written += count
-            files.append(str(one.params[traits.read[0]]) if traits.read else name)
+            files.append(str(source.params[traits.read[0]]) if traits.read else name)
     shown = f"{written} of {rows}, from {', '.join(files)}" if files else None
     return {"expert_rows_per_step": shown, "sources": others or None}
 
@@ -281,11 +288,11 @@ def _model(loaded: LoadedConfig, signal_models: Sequence[str], ranks: int) -> di
     shape = TINY if path == RANDOM_MODEL else _shape(path)
     if isinstance(shape, str):
         return {"path": path, "memory": shape}
-    teachers = {one: _shape(one) for one in signal_models if one not in _OF_THE_POLICY}
-    unknown = {f"memory of {one}": found for one, found in teachers.items() if isinstance(found, str)}
-    teaching = sum(2 * found.parameters for found in teachers.values() if isinstance(found, ModelShape))
-    found = {"path": path, "parameters": shape.parameters} | unknown
-    return found | _memory(loaded, shape, (signal_models, teaching), ranks)
+    teachers = {model: _shape(model) for model in signal_models if model not in _OF_THE_POLICY}
+    unknown = {f"memory of {model}": teacher for model, teacher in teachers.items() if isinstance(teacher, str)}
+    teaching = sum(2 * teacher.parameters for teacher in teachers.values() if isinstance(teacher, ModelShape))
+    facts = {"path": path, "parameters": shape.parameters} | unknown
+    return facts | _memory(loaded, shape, (signal_models, teaching), ranks)
 
 
 def _shape(path: str) -> ModelShape | str:
@@ -344,17 +351,17 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         here = {name: size for name, size in sizes.items() if not (remote and name in OF_THE_SAMPLER)}
         return {name: round(size / 1e6, 1) for name, size in here.items()}
 
-    found: dict[str, Any] = {"memory_mb_without_prompts_about": megabytes(0)}
+    facts: dict[str, Any] = {"memory_mb_without_prompts_about": megabytes(0)}
     if gpu_or_cpu(training.device) == "cpu":
-        found["memory_mb_of_python_and_libraries_about"] = _LIBRARIES_MB
+        facts["memory_mb_of_python_and_libraries_about"] = _LIBRARIES_MB
     if ranks > 1:
-        found |= {"ranks": ranks, "memory_is_of": "each rank"}
+        facts |= {"ranks": ranks, "memory_is_of": "each rank"}
         if megabytes(inf) != megabytes(0):
             least = (
                 f"of at least {2 * frozen_base(shape, settings) / 1e9:.2g} GB, which hold the whole LoRA base, MB about"
             )
-            found[f"memory on GPUs {least}"] = megabytes(inf)
-    return found
+            facts[f"memory on GPUs {least}"] = megabytes(inf)
+    return facts
 
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
@@ -364,12 +371,14 @@ def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
     a 95% confidence interval at an accuracy of 1/2.
     """
     settings, steps = loaded.config.eval, loaded.config.training.max_steps
-    measured = [one.config.eval for one in (loaded, *loaded.sets.values()) if one.config.eval.problems]
+    measured = [run.config.eval for run in (loaded, *loaded.sets.values()) if run.config.eval.problems]
     if not measured:
         return {"evaluations": 0}
     within = (steps - 1) // settings.every if settings.every else 0
     return {
         "evaluations": within + 2,
-        "completions_each": sum(one.problems * (one.samples + one.greedy) for one in measured),
+        "completions_each": sum(
+            evaluation.problems * (evaluation.samples + evaluation.greedy) for evaluation in measured
+        ),
         "half_width_of_accuracy_at_most": round(0.98 / measured[0].problems ** 0.5, 3),
     }

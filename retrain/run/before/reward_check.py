@@ -147,12 +147,22 @@ def paid(loaded: LoadedConfig, problems: Sequence[Problem], track: Track = iter)
     scored = [(form, score) for pair in zip(cells, scores, strict=True) for (form, _), score in zip(*pair, strict=True)]
     table: list[Paid] = []
     for form in FORMS:
-        own = [score for one, score in scored if one is form]
-        found = {name: [value for score in own if (value := score.parts.get(name)) is not None] for name in names}
-        means = {name: fmean(values) if values else None for name, values in found.items()}
-        failed = sum(score.value is None for score in own)
-        if own:
-            table.append(Paid(form, means, sum(bool(score.correct) for score in own) / len(own), failed, len(own)))
+        scores_of_form = [score for scored_form, score in scored if scored_form is form]
+        values_by_name = {
+            name: [value for score in scores_of_form if (value := score.parts.get(name)) is not None] for name in names
+        }
+        means = {name: fmean(values) if values else None for name, values in values_by_name.items()}
+        failed = sum(score.value is None for score in scores_of_form)
+        if scores_of_form:
+            table.append(
+                Paid(
+                    form,
+                    means,
+                    sum(bool(score.correct) for score in scores_of_form) / len(scores_of_form),
+                    failed,
+                    len(scores_of_form),
+                )
+            )
     return table
 
 
@@ -170,7 +180,7 @@ def _other(answer: str, step: int = 0) -> str:
         return f"{answer}{'x' * (step + 1)}"
 
 
-def as_table(loaded: LoadedConfig, found: Sequence[Paid]) -> Table:
+def as_table(loaded: LoadedConfig, paid_forms: Sequence[Paid]) -> Table:
     """Return the forms as rows and the rewards as columns.
 
     A value of a reward that judges correctness is marked with "!" if a wrong form is paid more than .5, with "+" if it
@@ -178,31 +188,34 @@ def as_table(loaded: LoadedConfig, found: Sequence[Paid]) -> Table:
     """
     judges = {
         name
-        for name, one in zip(found[0].values, loaded.rewards, strict=True)
-        if reward.traits_of(one.bound.component).correctness
+        for name, entry in zip(paid_forms[0].values, loaded.rewards, strict=True)
+        if reward.traits_of(entry.bound.component).correctness
     }
 
     # A reward may pay everything .2, so that 0 is what a wrong answer should get at most; or it may pay penalties.
-    lowest = {name: min(0.0, *(one.values[name] or 0.0 for one in found)) for name in judges}
+    lowest = {name: min(0.0, *(paid_form.values[name] or 0.0 for paid_form in paid_forms)) for name in judges}
 
-    def shown(one: Paid, name: str) -> str:
-        value = one.values[name]
+    def shown(paid_form: Paid, name: str) -> str:
+        value = paid_form.values[name]
         if value is None:
             return "-"
         mark = ""
-        if name in judges and one.form.right is not None and (value > 0.5) != one.form.right:
-            mark = " ?" if one.form.right else " !"
-        elif name in judges and one.form.right is False and value > lowest[name]:
+        if name in judges and paid_form.form.right is not None and (value > 0.5) != paid_form.form.right:
+            mark = " ?" if paid_form.form.right else " !"
+        elif name in judges and paid_form.form.right is False and value > lowest[name]:
             mark = " +"
         return f"{value:.3g}{mark}"
 
-    expected, failures = {True: "right", False: "wrong", None: "either"}, any(one.failed for one in found)
+    expected, failures = (
+        {True: "right", False: "wrong", None: "either"},
+        any(paid_form.failed for paid_form in paid_forms),
+    )
     return Table.of(
         [
-            {"completion": one.form.name, "is": expected[one.form.right]}
-            | {name: shown(one, name) for name in one.values}
-            | {"counts as right": f"{one.correct:.0%}"}
-            | ({"failed": str(one.failed)} if failures else {})
-            for one in found
+            {"completion": paid_form.form.name, "is": expected[paid_form.form.right]}
+            | {name: shown(paid_form, name) for name in paid_form.values}
+            | {"counts as right": f"{paid_form.correct:.0%}"}
+            | ({"failed": str(paid_form.failed)} if failures else {})
+            for paid_form in paid_forms
         ]
     )

@@ -54,29 +54,31 @@ class Continuations:
             ComponentError: the run has no engine yet, or its episodes come from an environment or a
                 served program.
         """
-        if self._parts is None or not problems.keys() >= {one.group for one in prefixes}:
+        if self._parts is None or not problems.keys() >= {prefix.group for prefix in prefixes}:
             what = "an environment or a served program takes part in the episodes, or no engine has been built"
             problem = f"cannot continue completions from a prefix: {what}"
             raise ComponentError(problem, "use other credit")
         config, loaded, sampler, pool = self._parts
         limit = config.training.max_tokens
-        requests = [Request(one.ids, count, limit - one.sampled, stream) for stream, one in enumerate(prefixes)]
-        groups = {group: place for place, group in enumerate(sorted({one.group for one in prefixes}))}
+        requests = [
+            Request(prefix.ids, count, limit - prefix.sampled, stream) for stream, prefix in enumerate(prefixes)
+        ]
+        groups = {group: index for index, group in enumerate(sorted({prefix.group for prefix in prefixes}))}
         rendered = [problems[group] for group in groups]
         seed = derive_seed(seed, *(problem.id for problem, _ in rendered))  # each batch draws its own
         sampled = sampler.sample(requests, train_sampling(config, loaded, seed))
-        known: dict[tuple[int, tuple[int, ...]], int] = {}
+        first_index: dict[tuple[int, tuple[int, ...]], int] = {}
         rollouts: list[Rollout] = []
         places: list[int] = []
         for prefix, completions in zip(prefixes, sampled, strict=True):
             for completion in completions:
                 group, ids = groups[prefix.group], (*prefix.ids[len(prefix.ids) - prefix.sampled :], *completion.ids)
-                if (group, ids) not in known:
-                    known[group, ids] = len(rollouts)
+                if (group, ids) not in first_index:
+                    first_index[group, ids] = len(rollouts)
                     turn = Turn(0, len(ids), completion.finish_reason, completion.weights_version)
                     rollouts.append(loaded.chat.rollout(rendered[group], group, ids, [0.0] * len(ids), [turn]))
-                places.append(known[group, ids])
-        rewards = [one.reward for one in score(loaded.chat, pool, rendered, rollouts, limit)]
+                places.append(first_index[group, ids])
+        rewards = [rollout.reward for rollout in score(loaded.chat, pool, rendered, rollouts, limit)]
         values = torch.tensor([float("nan") if reward is None else reward for reward in rewards])
         tokens = sum(len(completion.ids) for completions in sampled for completion in completions)
         return values[torch.tensor(places)].view(len(prefixes), count), tokens

@@ -34,26 +34,31 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         "rollout/completions": float(len(rollouts)),
     }
     texts: defaultdict[int, list[str]] = defaultdict(list)
-    for one in rollouts:
-        texts[one.group].append(one.text)
-    if several := [Counter(found).most_common(1)[0][1] / len(found) for found in texts.values() if len(found) > 1]:
+    for rollout in rollouts:
+        texts[rollout.group].append(rollout.text)
+    if several := [Counter(group).most_common(1)[0][1] / len(group) for group in texts.values() if len(group) > 1]:
         metrics["rollout/identical"] = sum(several) / len(several)
     for name, right in (("right", True), ("wrong", False)):
-        if found := [r.length for r in scored if bool(r.correct) is right]:
-            metrics[f"tokens/{name}"] = sum(found) / len(found)
-    greedy = {one.group: one.greedy for one in rollouts if one.greedy is not None}
+        if lengths_of_kind := [r.length for r in scored if bool(r.correct) is right]:
+            metrics[f"tokens/{name}"] = sum(lengths_of_kind) / len(lengths_of_kind)
+    greedy = {rollout.group: rollout.greedy for rollout in rollouts if rollout.greedy is not None}
     metrics |= {"reward/greedy": sum(greedy.values()) / len(greedy)} if greedy else {}
     for name in sorted({name for r in scored for name in r.parts}):
         values = [part for r in scored if (part := r.parts.get(name)) is not None]
         if values:
             metrics[f"reward/{name}"] = sum(values) / len(values)
-    played = [one for one in rollouts if one.ended]  # episodes of an environment or a harness
+    played = [rollout for rollout in rollouts if rollout.ended]  # episodes of an environment or a harness
     metrics |= _episodes("env", played)
-    for label in sorted({one.environment for one in rollouts} - {""}):
-        episodes = [one for one in played if one.environment == label]
-        area, own = f"{'env' if episodes else 'task'}/{label}", [one for one in scored if one.environment == label]
-        metrics[f"{area}/reward"] = sum(float(one.reward or 0) for one in own) / max(1, len(own))
-        metrics[f"{area}/accuracy"] = sum(bool(one.correct) for one in own) / max(1, len(own))
+    for label in sorted({rollout.environment for rollout in rollouts} - {""}):
+        episodes = [episode for episode in played if episode.environment == label]
+        area, scored_here = (
+            f"{'env' if episodes else 'task'}/{label}",
+            [rollout for rollout in scored if rollout.environment == label],
+        )
+        metrics[f"{area}/reward"] = sum(float(rollout.reward or 0) for rollout in scored_here) / max(
+            1, len(scored_here)
+        )
+        metrics[f"{area}/accuracy"] = sum(bool(rollout.correct) for rollout in scored_here) / max(1, len(scored_here))
         metrics |= _episodes(area, episodes, float(len(episodes)))
     return metrics
 
@@ -62,14 +67,14 @@ def _episodes(area: str, played: Sequence[Rollout], count: float | None = None) 
     """Return statistics of episodes, as AREA/..., with their number if it is given."""
     if not played:
         return {}
-    found = {f"{area}/turns": sum(len(one.turns) for one in played) / len(played)}
+    metrics = {f"{area}/turns": sum(len(episode.turns) for episode in played) / len(played)}
     # A turn cut at [environment] turn_tokens; if the episode ended with it, ended_tokens counts it.
-    turns = [(turn, one.truncated and turn is one.turns[-1]) for one in played for turn in one.turns]
-    found[f"{area}/cut_turns"] = sum(turn.finish_reason == "length" and not end for turn, end in turns) / len(turns)
-    found |= {f"{area}/ended_{end}": sum(one.ended == end for one in played) / len(played) for end in _ENDS}
-    for name in sorted({name for one in played for name in one.metrics}):
-        found[f"{area}/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
-    return found if count is None else found | {f"{area}/episodes": count}
+    turns = [(turn, episode.truncated and turn is episode.turns[-1]) for episode in played for turn in episode.turns]
+    metrics[f"{area}/cut_turns"] = sum(turn.finish_reason == "length" and not end for turn, end in turns) / len(turns)
+    metrics |= {f"{area}/ended_{end}": sum(episode.ended == end for episode in played) / len(played) for end in _ENDS}
+    for name in sorted({name for episode in played for name in episode.metrics}):
+        metrics[f"{area}/{name}"] = sum(episode.metrics.get(name, 0.0) for episode in played) / len(played)
+    return metrics if count is None else metrics | {f"{area}/episodes": count}
 
 
 def solved(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -77,11 +82,11 @@ def solved(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
     Completions without a reward do not count.
     """
-    found: defaultdict[str, list[bool]] = defaultdict(list)
-    for one in rollouts:
-        if one.reward is not None:
-            found[one.problem_id].append(bool(one.correct))
-    return {name: sum(right) / len(right) for name, right in found.items()}
+    correct: defaultdict[str, list[bool]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            correct[rollout.problem_id].append(bool(rollout.correct))
+    return {name: sum(right) / len(right) for name, right in correct.items()}
 
 
 def added(counts: Iterable[Metrics]) -> Metrics:

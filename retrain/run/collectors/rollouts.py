@@ -60,11 +60,13 @@ def next_problems(context: RunContext, cursor: int, count: int) -> tuple[list[Re
 
 def with_greedy(rollouts: Sequence[Rollout], greedy: Sequence[Rollout]) -> list[Rollout]:
     """Return the rollouts with the reward of their group's greedy completion, or without a reward if it has none."""
-    found = {one.group: one for one in greedy}
+    greedy_by_group = {rollout.group: rollout for rollout in greedy}
     return [
-        replace(one, greedy=best.reward) if best.reward is not None else replace(one, reward=None, status=best.status)
-        for one in rollouts
-        for best in (found[one.group],)
+        replace(rollout, greedy=best.reward)
+        if best.reward is not None
+        else replace(rollout, reward=None, status=best.status)
+        for rollout in rollouts
+        for best in (greedy_by_group[rollout.group],)
     ]
 
 
@@ -85,7 +87,9 @@ def roll(
     sampler, chat, pool = context.sampler, context.chat, context.env_pool
     if pool is None:
         return EpisodeRunner(sampler, chat, sampling).roll(rendered, requests, first)
-    return sampler.run_on_rank0(lambda one: EpisodeRunner(one, chat, sampling, pool).roll(rendered, requests, first))
+    return sampler.run_on_rank0(
+        lambda engine: EpisodeRunner(engine, chat, sampling, pool).roll(rendered, requests, first)
+    )
 
 
 def draw(
@@ -103,8 +107,8 @@ def draw(
     Raises:
         DataError: 1000 prompts in one step are too long.
     """
-    found, too_long = list[RenderedPrompt](), list[int]()
-    while len(found) < count:
+    rendered, too_long = list[RenderedPrompt](), list[int]()
+    while len(rendered) < count:
         if len(too_long) >= _MOST_TOO_LONG:
             raise DataError(
                 f"{_MOST_TOO_LONG} prompts in one step are longer than the {most_tokens:g} tokens that {limit}: they "
@@ -114,10 +118,10 @@ def draw(
         prompt = chat.prompt_of(problem)
         cursor += 1
         if len(prompt.ids) <= most_tokens:
-            found.append((problem, prompt))
+            rendered.append((problem, prompt))
         else:
             too_long.append(len(prompt.ids))
-    return found, cursor
+    return rendered, cursor
 
 
 def greedy_sampling(context: RunContext) -> Sampling:

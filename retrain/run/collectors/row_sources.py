@@ -39,17 +39,19 @@ def rows_of_sources(context: RunContext, step: int, rollouts: Sequence[Rollout])
     """
     given, experts, metrics = list(rollouts), list[ExpertRow](), Metrics()
     for name, source in context.row_sources.items():
-        place = {id(one): index for index, one in enumerate(given)}
+        index_of = {id(rollout): index for index, rollout in enumerate(given)}
 
-        def take_rows(source: RowSource = source, given: list[Rollout] = given, place: dict[int, int] = place) -> Any:
-            found = source.take(step, given)
-            rows, reported = found if isinstance(found, tuple) else (found, {})
-            return [place.get(id(row), row) for row in rows], reported
+        def take_rows(
+            source: RowSource = source, given: list[Rollout] = given, index_of: dict[int, int] = index_of
+        ) -> Any:
+            taken = source.take(step, given)
+            rows, reported = taken if isinstance(taken, tuple) else (taken, {})
+            return [index_of.get(id(row), row) for row in rows], reported
 
         rows, reported = context.ranks.rollouts.on_rank0(take_rows)
         call = Call("source", name, f" in step {step}")
         check_source_rows(context, call, given, rows)
-        first = max((one.group for one in given), default=-1) + 1
+        first = max((rollout.group for rollout in given), default=-1) + 1
         numbers = dict[int, int]()
         kept = [given[row] for row in rows if isinstance(row, int)]
         for row in rows:
@@ -57,9 +59,9 @@ def rows_of_sources(context: RunContext, step: int, rollouts: Sequence[Rollout])
                 kept.append(replace(row, group=numbers.setdefault(row.group, first + len(numbers))))
         experts += [row for row in rows if isinstance(row, ExpertRow)]
         given, metrics = kept, metrics | reported
-    own = {id(one) for one in rollouts}
-    stored = [one for one in given if id(one) not in own]
-    left_out = {one.group for one in rollouts} - {one.group for one in given}
+    sampled_ids = {id(rollout) for rollout in rollouts}
+    stored = [rollout for rollout in given if id(rollout) not in sampled_ids]
+    left_out = {rollout.group for rollout in rollouts} - {rollout.group for rollout in given}
     return AddedRows(left_out, stored, experts, metrics)
 
 
@@ -76,7 +78,7 @@ def check_source_rows(context: RunContext, call: Call, given: Sequence[Rollout],
     again = [row for row in rows if isinstance(row, int)]
     if len({*again}) < len(again):
         raise call.fail("take returned a rollout twice")
-    whole = Counter(one.group for one in given)
+    whole = Counter(rollout.group for rollout in given)
     for group, count in Counter(given[row].group for row in again).items():
         if count < whole[group]:
             raise call.fail(
