@@ -302,7 +302,7 @@ MUTANTS = [
     Mutant(
         "a cut reply without its end",
         "run/episodes.py",
-        [("self._stitcher.ids(messages, one.end)", "self._stitcher.ids(messages, self._chat.end_id)")],
+        [("ids(messages, episode.end)", "ids(messages, self._chat.end_id)")],
         ["run/test_episodes.py"],
     ),
     Mutant(

@@ -52,7 +52,10 @@ def problem(call: Call, result: Any, *arguments: Any) -> None:
     if not isinstance(result, Problem):
         raise call.fail(f"problem {', '.join(map(str, arguments))} is {shown(result)}, not a retrain.types.Problem")
     prompt: Any = result.prompt  # the chat template checks its messages
-    wrong = "" if prompt and isinstance(prompt, str | list) else f"its prompt is {shown(prompt)}, not text or messages"
+    is_prompt = isinstance(prompt, str) or (
+        isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+    )
+    wrong = "" if prompt and is_prompt else f"its prompt is {shown(prompt)}, not text or messages"
     if wrong := wrong or mistyped(replace(result, prompt="", extra={})):  # `extra` may hold anything
         raise call.fail(f"problem {shown(result.id)}: {wrong}")
 

@@ -181,12 +181,12 @@ def test_json_lists_problems(tmp_path):
 
 def test_json_of_a_valid_file_lists_warnings(tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text("[training]\ngroup_size = 1\n")
+    file.write_text('[algorithm]\nalgorithm_mode = "dapo"\n[ppo_clip]\neps_high = 0.3\n')
     result = validate(file, "--json")
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     assert report["valid"]
-    assert report["warnings"][0]["key"] == "[training] group_size"
+    assert report["warnings"][0]["key"] == "[ppo_clip] eps_high"
 
 
 @pytest.mark.parametrize(
