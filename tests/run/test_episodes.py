@@ -36,6 +36,7 @@ class Letters:
     """A tokenizer of one letter each: a is 2. Token 1 ends a reply and is not shown."""
 
     chat_template, bos_token_id, eos_token_id = None, None, END
+    added_tokens_decoder: dict[int, object] = {}  # noqa: RUF012 - it has none
 
     def __call__(self, text, add_special_tokens=True):
         return {"input_ids": [ord(letter) - ord("a") + 2 for letter in text]}
