@@ -315,7 +315,7 @@ MUTANTS = [
     Mutant(
         "another game for every member of a group",
         "run/episodes.py",
-        [("one.env.reset(one.problem.facts, seed)", "one.env.reset(one.problem.facts, seed + one.member)")],
+        [("episode.env.reset(episode.problem.facts, seed)", "episode.env.reset(episode.problem.facts, seed + one.member)")],
         ["run/test_episodes.py"],
     ),
     Mutant(

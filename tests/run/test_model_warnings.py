@@ -60,6 +60,6 @@ def test_bfloat16_on_a_processor_without_its_instructions_is_named(warnings, mon
 def test_frequencies_that_depend_on_the_longest_row_have_a_length(rope, length):
     config = LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-        max_position_embeddings=64, original_max_position_embeddings=32, rope_parameters={"rope_theta": 1e4, **rope},
+        max_position_embeddings=64, original_max_position_embeddings=32, rope_parameters={"rope_theta": 1e4, **rope},  # pyright: ignore[reportCallIssue]
     )  # fmt: skip
     assert Loaded(LlamaForCausalLM(config), make_tokenizer(), (1,), "small").rope_length == length
