@@ -315,7 +315,7 @@ MUTANTS = [
     Mutant(
         "another game for every member of a group",
         "run/episodes.py",
-        [("episode.env.reset(episode.problem.facts, seed)", "episode.env.reset(episode.problem.facts, seed + one.member)")],
+        [("(episode.problem.facts, seed)", "(episode.problem.facts, seed + episode.member)")],
         ["run/test_episodes.py"],
     ),
     Mutant(
