@@ -51,13 +51,22 @@ def problem(call: Call, result: Any, *arguments: Any) -> None:
     """Require a Problem whose fields have the right types, and whose prompt is not empty."""
     if not isinstance(result, Problem):
         raise call.fail(f"problem {', '.join(map(str, arguments))} is {shown(result)}, not a retrain.types.Problem")
-    prompt: Any = result.prompt  # the chat template checks its messages
-    is_prompt = isinstance(prompt, str) or (
-        isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
-    )
-    wrong = "" if prompt and is_prompt else f"its prompt is {shown(prompt)}, not text or messages"
-    if wrong := wrong or mistyped(replace(result, prompt="", extra={})):  # `extra` may hold anything
+    if wrong := _prompt_problem(result.prompt):
+        raise call.fail(f"the prompt of problem {shown(result.id)} {wrong}")
+    if wrong := mistyped(replace(result, prompt="", extra={})):  # `extra` may hold anything
         raise call.fail(f"problem {shown(result.id)}: {wrong}")
+
+
+def _prompt_problem(prompt: Any) -> str:
+    """Return the reason why a prompt is invalid, or ""; a chat template would render None as text."""
+    texts: list[Any] = [prompt]
+    if isinstance(prompt, list):
+        if not all(isinstance(message, Mapping) and "role" in message for message in prompt):
+            return f"is {shown(prompt)}; a message is a dict with role and content"
+        texts = [message.get("content") for message in prompt]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        return f"is {shown(wrong[0])}, not text"
+    return "" if any(texts) else "is empty"
 
 
 def problems(call: Call, result: Any, *arguments: Any) -> None:

@@ -76,7 +76,14 @@ def test_an_advantage_that_float32_does_not_hold_is_refused():
         check_result(Call("advantage", "mine"), stage, mine(single.rewards), vars(single))
 
 
-@pytest.mark.parametrize("prompt", ["", [], 3, ["1+1?"]])
-def test_a_prompt_that_cannot_be_asked_is_refused(prompt):
-    assert "not text or messages" in refused_verb("task", "problem", lambda: Problem("a", prompt, "2"))
-    assert "not text or messages" in refused_verb("task", "heldout", lambda: [Problem("a", prompt, "2")])
+PROMPTS = {
+    "is empty": ["", [], [{"role": "user", "content": ""}]],
+    "a message is a dict": [["1+1?"], [{"content": "1+1?"}]],
+    "not text": [[{"role": "user", "content": None}], [{"role": "user"}], 3],
+}
+
+
+@pytest.mark.parametrize(("match", "prompt"), [(match, one) for match, several in PROMPTS.items() for one in several])
+def test_a_prompt_that_cannot_be_asked_is_refused(match, prompt):
+    assert match in refused_verb("task", "problem", lambda: Problem("a", prompt, "2"))
+    assert match in refused_verb("task", "heldout", lambda: [Problem("a", prompt, "2")])
