@@ -8,9 +8,9 @@ from docs.measure import ROOT, modules
 
 pytestmark = pytest.mark.repository
 
-PACKAGE, MODULE, FUNCTION = 17, 450, 70
+PACKAGE, MODULE, FUNCTION = 16, 450, 70
 """Modules of a package; code lines of a module; code lines of a function."""
-CORE_LINES = 31_127
+CORE_LINES = 31_125
 """Code lines of the package without lab/ and adapters/. Lower the number to what is reached; never raise it."""
 DOCS_WORDS = 60_493
 """Words of docs/*.md, as `wc -w` counts them. Lower the number to what is reached; never raise it."""

@@ -12,7 +12,6 @@ from retrain.campaign.verdict import figures, run_facts, sentences
 from retrain.campaign.verdict.analysis import NOTHING, Analysis, Comparison, analyze, average, mean_estimate
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
 from retrain.campaign.verdict.judging import area, length
-from retrain.campaign.verdict.premises import Premises, premises_of
 from retrain.campaign.verdict.results import SPENT, Cell, Results
 from retrain.campaign.verdict.run_reader import read_campaign, read_campaign_tables
 from retrain.campaign.verdict.sentences import amount, estimate
@@ -27,7 +26,7 @@ from retrain.system.files import plain_files, write_text, writing
 
 _TOKENS = 400
 """Largest number of tokens of a completion in the credit map."""
-_PLAIN = Premises(Table.of([]), (), "")
+_PLAIN = run_facts.Premises(Table.of([]), (), "")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def write_report(directory: Path) -> Report:
         StorageError: the campaign cannot be read, an entry of it is a link, or the report cannot be written.
     """
     tables = read_campaign_tables(directory)
-    analysis, premises = analyze(tables), premises_of(directory, tables)
+    analysis, premises = analyze(tables), run_facts.premises_of(directory, tables)
     every = tables
     if tables[0].task:  # then a row of results.csv is a run of one task
         every = [read_campaign(directory, outcome=one) for one in analysis.outcomes]
@@ -124,7 +123,7 @@ def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
     return {place: str(page.relative_to(directory)) for place, page in pages.items() if page.exists()}
 
 
-def _contents(analysis: Analysis, commands: Sequence[str], premises: Premises) -> dict[str, Any]:
+def _contents(analysis: Analysis, commands: Sequence[str], premises: run_facts.Premises) -> dict[str, Any]:
     """Return the values of the templates that HTML and Markdown share."""
     first = analysis.first
     count = plural(len(analysis.main), "task") + ", " if first.task else ""
