@@ -15,20 +15,21 @@ def block(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- {re.escape(name)} -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
 
 
-def read(name: str) -> str:
-    """Return the content of a block."""
-    [found] = block(name).finditer(RESULTS.read_text(encoding="utf-8"))
-    return found[2]
+def read(name: str, page: Path | None = None) -> str:
+    """Return the content of a block of a page; None: of RESULTS.md."""
+    [match] = block(name).finditer((page or RESULTS).read_text(encoding="utf-8"))
+    return match[2]
 
 
-def write(name: str, content: str) -> None:
-    """Replace the content of a block. Raises ValueError if the file has no such block."""
+def write(name: str, content: str, page: Path | None = None) -> None:
+    """Replace the content of a block of a page; None: of RESULTS.md. Raises ValueError if it has no such block."""
+    page = page or RESULTS
     text, count = block(name).subn(
-        lambda found: found[1] + content.strip() + found[3], RESULTS.read_text(encoding="utf-8")
+        lambda match: match[1] + content.strip() + match[3], page.read_text(encoding="utf-8")
     )
     if count != 1:
-        raise ValueError(f"{RESULTS.name} has {count} blocks {name!r}; add <!-- {name} --> and <!-- end -->")
-    RESULTS.write_text(text, encoding="utf-8")
+        raise ValueError(f"{page.name} has {count} blocks {name!r}; add <!-- {name} --> and <!-- end -->")
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The tables of docs/evidence.md, from the results of the five standard conditions that are stored beside this file.
+"""Write the table of the five standard conditions into benchmarks/RESULTS.md, from the results beside this file.
 
-python benchmarks/evidence/ablations.py
+python -m benchmarks.evidence.ablations
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.results import write
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.analysis import Comparison, compare
 from retrain.campaign.verdict.judging import Contrast
@@ -17,8 +18,8 @@ from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.campaign.verdict.sentences import short, texts
 
 HERE = Path(__file__).parent
-ABLATIONS = {"SmolLM2": "smollm2.csv"}
-"""Model or task that the conditions were trained on -> name of the file of results."""
+ABLATIONS = {"ablation-smollm2": "smollm2.csv"}
+"""Block of RESULTS.md -> name of the file of results."""
 ACCURACY = Outcome(margin=0.02)
 
 
@@ -60,5 +61,4 @@ def table(name: str) -> list[str]:
 
 if __name__ == "__main__":
     for name in ABLATIONS:
-        print(f"\n## {name}\n")
-        print("\n".join(table(name)))
+        write(name, "\n".join(table(name)))

@@ -1,6 +1,6 @@
 """Two claims of the literature that need no training: exact figures from the advantages themselves.
 
-    python benchmarks/evidence/exact_claims.py          prints the tables of docs/replications.md, and draws its figures
+    python -m benchmarks.evidence.exact_claims     writes the tables of benchmarks/RESULTS.md, and draws the figures
 
 - "In a group that is all correct, the normalisation absorbs the coefficient of a length penalty" (DCA,
   arXiv:2602.02099): advantages of four right answers of 10, 20, 30 and 40 tokens, over the coefficient.
@@ -15,6 +15,7 @@ from math import comb, log10
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import write
 from retrain import compute_composable_advantages
 from retrain.report.charts import Axes, Point, polyline, span, svg
 from retrain.report.exported_figures import Drawing, standalone
@@ -97,20 +98,18 @@ def row(name: str, values: Sequence[float]) -> str:
     return f"| {name} | " + " | ".join(f"{value:+.3f}" for value in values) + " |"
 
 
-def main() -> None:
-    print("| all correct, lengths | " + " | ".join(map(str, LENGTHS)) + " |")
-    print("|---" * (len(LENGTHS) + 1) + "|")
-    for gamma in GAMMAS:
-        print(row(f"penalty, gamma {gamma:g}", penalised(gamma)))
-    for beta in BETAS:
-        print(row(f"DCA, beta {beta:g}", decoupled(beta)))
-    print("\n| pass rate | " + " | ".join(f"{rate:g}" for rate in RATES) + " |")
-    print("|---" * (len(RATES) + 1) + "|")
+def tables() -> str:
+    """Return both tables as Markdown."""
+    lines = ["| all correct, lengths | " + " | ".join(map(str, LENGTHS)) + " |", "|---" * (len(LENGTHS) + 1) + "|"]
+    lines += [row(f"penalty, gamma {gamma:g}", penalised(gamma)) for gamma in GAMMAS]
+    lines += [row(f"DCA, beta {beta:g}", decoupled(beta)) for beta in BETAS]
+    lines += ["", "| pass rate | " + " | ".join(f"{rate:g}" for rate in RATES) + " |", "|---" * (len(RATES) + 1) + "|"]
     for name, mode in MODES.items():
-        print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in relative(mode)) + " |")
+        lines.append(f"| {name} | " + " | ".join(f"{value:.2f}" for value in relative(mode)) + " |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    write("exact-claims", tables())
     for name, drawing in figures().items():
         (IMAGES / name).write_text(drawing, encoding="utf-8")

@@ -6,7 +6,7 @@
 
 Every condition but the controls runs with a lower rate, its own and a higher one on the seeds 1000 and 1001; the
 greatest mean of the two decides. The rates stand in the campaign's file then, and the table that is printed in
-docs/replications.md. The runs are in runs/NAME-rates; the same command goes on with them.
+benchmarks/RESULTS.md. The runs are in runs/NAME-rates; the same command goes on with them.
 """
 
 from __future__ import annotations

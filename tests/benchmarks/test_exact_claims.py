@@ -1,9 +1,9 @@
-"""The exact claims, and the tables of docs/replications.md that show them."""
+"""The exact claims, and the tables of benchmarks/RESULTS.md that show them."""
 
 import pytest
 
-from benchmarks.evidence.exact_claims import BETAS, GAMMAS, IMAGES, decoupled, figures, main, penalised, weight
-from docs.measure import ROOT
+from benchmarks.evidence.exact_claims import BETAS, GAMMAS, IMAGES, decoupled, figures, penalised, tables, weight
+from benchmarks.results import read
 
 
 def test_the_normalisation_absorbs_the_coefficient_of_a_length_penalty():
@@ -27,11 +27,8 @@ def test_the_standard_deviation_weighs_very_easy_and_very_hard_questions_up():
         assert weight("grpo_std", rate) / weight("grpo", rate) > weight("grpo_std", 0.5) / weight("grpo", 0.5)
 
 
-def test_the_page_shows_the_tables(capsys):
-    main()
-    page = (ROOT / "docs" / "replications.md").read_text()
-    for line in capsys.readouterr().out.splitlines():
-        assert line in page
+def test_the_results_show_the_tables():
+    assert read("exact-claims") == tables()
 
 
 def test_the_figures_are_those_of_the_formulas():
