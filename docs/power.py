@@ -1,7 +1,7 @@
 """Simulate size, power and coverage of the tests of a comparison: `python -m docs.power [TABLES] [FILE.svg]`.
 
-It prints the tables of docs/statistics.md and draws the power by the number of seeds: that of the verdicts, and that of
-Holm's correction of exact p-values, which needs two to the power of the seeds.
+It prints the tables of benchmarks/RESULTS.md and draws the power by the number of seeds: that of the verdicts, and
+that of Holm's correction of exact p-values, which needs two to the power of the seeds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from retrain.campaign.verdict.statistics import LEVEL, holm, max_t, mean_of, paired_tests, unpaired_tests
+from retrain.campaign.verdict.statistics import (
+    LEVEL,
+    SequentialFamily,
+    holm,
+    max_t,
+    mean_of,
+    paired_tests,
+    spending,
+    unpaired_tests,
+)
 from retrain.report.charts import Axes, polyline, svg
 from retrain.report.exported_figures import Drawing, standalone
 
@@ -90,6 +99,34 @@ def unpaired(first: tuple[int, float], second: tuple[int, float], tables: int) -
     return float(np.mean([unpaired_tests([(left, right)], [0.0])[0].corrected <= LEVEL for left, right in values]))
 
 
+LOOKS = (8, 12, 16)
+"""Seeds of the looks whose size, power and bias are simulated."""
+
+
+def looks(effect: float, tables: int) -> tuple[float, float, float]:
+    """Simulate one comparison under declared looks.
+
+    Args:
+        effect: true difference in standard deviations of a paired difference.
+        tables: number of simulated comparisons.
+    Returns:
+        Share that is better or worse, mean number of seeds, and mean difference where it stopped as a claim.
+    """
+    rng = np.random.default_rng([*LOOKS, round(10 * effect)])
+    stopped: list[float] = []
+    seeds = 0
+    for _ in range(tables):
+        paired = rng.normal(effect, size=(1, LOOKS[-1]))
+        family = SequentialFamily(paired, LOOKS, [0.0], range(LOOKS[-1]))
+        levels = spending(LOOKS)
+        ends = (look for look in range(len(LOOKS)) if family.test(look, [0])[0] <= levels[look])
+        end = next(ends, None)
+        seeds += LOOKS[-1 if end is None else end]
+        if end is not None:
+            stopped.append(float(paired[0, : LOOKS[end]].mean()))
+    return len(stopped) / tables, seeds / tables, float(np.mean(stopped))
+
+
 def claimed_by_holm(paired: Any) -> list[bool]:
     """Return for each comparison if it is significant by Holm's correction of exact sign-flip p-values."""
     return [p <= 0.05 for p in holm([max_t([row])[0] for row in paired])]
@@ -155,6 +192,11 @@ if __name__ == "__main__":
     for first, second in UNPAIRED:
         share = f"{unpaired(first, second, count):.3f}".replace("0.", ".", 1)
         print(f"| {first[0]} ({first[1]}) against {second[0]} ({second[1]}) | {share} |")
+    print("| true difference; looks at 8, 12 and 16 seeds | better or worse | seeds | mean where it stopped |")
+    print("|---|---|---|---|")
+    for effect in (0.0, 1.0, 1.5, 2.0):
+        share, seeds, mean = looks(effect, count)
+        print(f"| {effect:g} sd | {share:.3f} | {seeds:.1f} | {mean:.2f} sd |".replace(" 0.", " ."))
     found = {(m, n): power_of(m, n, count) for m in SIZES for n in SEEDS}
     for which, name in enumerate(("verdicts", "Holm over exact p")):
         rows = {f"{name}, family of {m}": [found[m, n][which] for n in SEEDS] for m in SIZES}

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+import tomli
+
 from benchmarks.results import write
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.verdict.results import Results
@@ -28,29 +30,27 @@ class Setting(NamedTuple):
     Attributes:
         name: task and steps.
         file: name of the file of results.
-        problems: number of held-out problems, as in the campaign's file.
         task: task of the file, if it has several.
         left_out: controls and conditions that collapse, which say nothing about the spread of a method.
     """
 
     name: str
     file: str
-    problems: int
     task: str = ""
     left_out: tuple[str, ...] = ()
 
 
 SETTINGS = (
-    Setting("`addition`, 24 steps", "length.csv", 1024, left_out=("penalty 0.05", "penalty 0.03")),
-    Setting("`addition`, easy and hard, 30 steps", "difficulty.csv", 1024),
-    Setting("`strategy`, 40 steps", "off-policy.csv", 512, left_out=("stale",)),
-    Setting("`rare`, 30 steps", "mix-rare.csv", 512),
-    Setting("`chain`, 30 steps", "prime-chain.csv", 512),
-    Setting("`planning`, 30 steps, a warm start per seed", "credit.csv", 512, "planning", ("oracle", "random credit")),
-    Setting("`decoy`, 30 steps, a warm start per seed", "credit.csv", 512, "decoy", ("oracle", "random credit")),
-    Setting("SmolLM2, sums, 24 steps", "smollm2.csv", 256),
-    Setting("SmolLM2, sums, 40 steps with LoRA", "length-smollm2.csv", 256),
-    Setting("SmolLM2, sums, 60 steps", "lora.csv", 256),
+    Setting("`addition`, 24 steps", "length.csv", left_out=("penalty 0.05", "penalty 0.03")),
+    Setting("`addition`, easy and hard, 30 steps", "difficulty.csv"),
+    Setting("`strategy`, 40 steps", "off-policy.csv", left_out=("stale",)),
+    Setting("`rare`, 30 steps", "mix-rare.csv"),
+    Setting("`chain`, 30 steps", "prime-chain.csv"),
+    Setting("`planning`, 30 steps, a warm start per seed", "credit.csv", "planning", ("oracle", "random credit")),
+    Setting("`decoy`, 30 steps, a warm start per seed", "credit.csv", "decoy", ("oracle", "random credit")),
+    Setting("SmolLM2, sums, 24 steps", "smollm2.csv"),
+    Setting("SmolLM2, sums, 40 steps with LoRA", "length-smollm2.csv"),
+    Setting("SmolLM2, sums, 60 steps", "lora.csv"),
 )
 
 
@@ -63,17 +63,25 @@ def row(setting: Setting) -> str:
     accuracy = fmean(fmean(results.values(each)) for each in conditions)
     runs = [stdev(results.values(each)) for each in conditions]
     pairs = [paired(results, each, conditions[0]) for each in conditions[1:]]
-    problems = (accuracy * (1 - accuracy) / setting.problems) ** 0.5
+    problems = problems_of(file)
+    error = (accuracy * (1 - accuracy) / problems) ** 0.5
     cells = [
         setting.name,
         str(len(results.seeds)),
-        str(setting.problems),
+        str(problems),
         short(accuracy),
         span(runs),
         span(pairs),
-        short(problems),
+        short(error),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def problems_of(file: Path) -> int:
+    """Return the number of held-out problems that the campaign's file sets."""
+    campaigns = (file.with_suffix(".toml"), HERE.parents[1] / "campaigns" / f"{file.stem}.toml")
+    campaign = next(each for each in campaigns if each.exists())
+    return tomli.loads(campaign.read_text(encoding="utf-8"))["eval"]["problems"]
 
 
 def paired(results: Results, condition: str, against: str) -> float:
