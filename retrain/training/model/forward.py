@@ -220,10 +220,16 @@ class Forward:
         """Return the full state dict, unsharded on every rank; views if nothing is sharded."""
         return self.shards.whole(self.model.state_dict(keep_vars=True))
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def _autocast(self) -> Generator[None]:
         if self.dtype == torch.float32 or self.shards.casts:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+            yield
+            return
+        with torch.autocast(self.device.type, dtype=self.dtype):
+            yield
+        # torch keeps the casts of weights until the outermost autocast ends. A calling program's may surround this
+        # one, and after an update its casts would be stale.
+        torch.clear_autocast_cache()
 
     @contextmanager
     def in_float32(self) -> Generator[None]:
