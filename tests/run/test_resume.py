@@ -1,6 +1,7 @@
 """What may be resumed from where, and that a refusal costs nothing of what is there."""
 
 import json
+import sys
 from shutil import rmtree
 
 import pytest
@@ -125,6 +126,8 @@ def test_other_code_of_a_plugin_is_refused_unless_allowed(train, stopped, tmp_pa
     stopped(reward, steps=2)
     before = content(tmp_path / "runs" / "run")
     (tmp_path / "divisor.py").write_text("BY = 3\n")
+    for module in ("divisor", "parity_reward"):
+        del sys.modules[module]  # as in the new process that resumes
     with pytest.raises(ConfigError, match=r'plugins\.divisor: differs .*"\w+" -> "\w+"; --allow-change plugins'):
         train(reward, resume=Resume("auto"))
     assert content(tmp_path / "runs" / "run") == before

@@ -59,11 +59,13 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
 @pytest.mark.slow
 def test_the_report_leads_to_those_of_its_runs_and_shows_means_under_the_pointer(tmp_path):
     directory = write_campaign(tmp_path / "two", conditions=("grpo", "maxrl+gtpo"), **SMALL)
-    (directory / "cells/grpo/s0/config.resolved.json").write_text("broken")
+    cells = sorted((directory / "cells").glob("*/s*"))
+    for cell in cells[1:]:
+        (cell / "report.html").touch()
     html = write_report(directory).files[0].read_text(encoding="utf-8")
     checked(html)
     links = re.findall(r'<a href="([^"]+)">0\.\d+</a>', html)
-    assert len(links) == 5, "a run that cannot be read has no report"
+    assert len(links) == len(cells) - 1, "a run whose worker wrote no report"
     assert all((directory / unquote(link)).is_file() for link in links)
     assert "cells/maxrl%2Bgtpo/s1/report.html" in links
     assert re.search(r"<title>step 40: grpo [\d.]+%, maxrl\+gtpo [\d.]+%</title>", html)
