@@ -5,7 +5,6 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
@@ -60,23 +59,3 @@ def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
     command = said.partition("continue with: ")[2]
     flags = ["--set", "training.seed=1", "--set", 'jsonl.system_prompt="Be brief."']
     assert shlex.split(command) == ["retrain", "train", "a.toml", *flags, "--ranks", "2", "--resume", "auto"]
-
-
-@pytest.mark.slow
-def test_explain_fails_where_a_reward_fails_on_the_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "picky.py").write_text("def score(completion, problem):\n    return problem['extra']['tests'] * 1.0\n")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "answer": "a", "tests": 3}\n')
-    text = '[task]\nname = "jsonl"\n[jsonl]\npath = "rows.jsonl"\nheldout_fraction = 0.0\n[warmup]\nsteps = 0\n'
-    text += "[eval]\nproblems = 0\n"
-    (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "picky.score"\n')
-    good = run("explain", "run.toml")
-    assert (good.exit_code, "picky.score = 3.0" in good.stdout) == (0, True), good.output
-    (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "few.score"\n')
-    (tmp_path / "few.py").write_text("def score(completions, **columns):\n    return [1.0]\n")
-    few = run("explain", "run.toml")
-    assert (few.exit_code, "expected a list of 2, one for each completion" in few.stdout) == (2, True)
-    (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "picky.score"\n')
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "answer": "a"}\n')
-    bad = run("explain", "run.toml")
-    assert (bad.exit_code, "KeyError: 'tests'" in bad.stdout) == (2, True)

@@ -142,10 +142,7 @@ def test_schema_and_explain_print_json(tmp_path):
     assert json.loads(run("schema").stdout)["title"] == "retrain configuration"
     assert run("schema", "--json").stdout == run("schema").stdout
     file = tmp_path / "run.toml"
-    file.write_text("[training]\ngroup_size = 1\n")
-    assert (
-        json.loads(run("explain", str(file), "--json").stdout)["batch"]["completions_per_step"] == "16 prompts x 1 = 16"
-    )
-    shown = run("explain", str(file))
-    assert "completions per step: 16 prompts x 1 = 16" in shown.stdout
-    assert "warning: " in shown.stderr
+    file.write_text("[training]\ngroup_size = 2\n")
+    batch = json.loads(run("explain", str(file), "--json").stdout)["batch"]
+    assert batch["completions_per_step"] == "16 prompts x 2 = 32"
+    assert "completions per step: 16 prompts x 2 = 32" in run("explain", str(file)).stdout

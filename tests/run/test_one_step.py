@@ -8,7 +8,7 @@ a step, in the order of first entry, but for
 - the model: what the decoder computes of a token, chosen by the model's family as a component is by name, and what the
   trainer puts into its modules;
 - definitions and mechanisms without flow: `types` with the layout of a batch and the row that a reward gets, the parts
-  of a run and of a loaded model, `protocols`, `errors`, `registry`, `system`;
+  of a run, of a collector and of a loaded model, `protocols`, `errors`, `registry`, `system`;
 - formulas: `functional`.
 """
 
@@ -26,19 +26,22 @@ PACKAGE = Path(retrain.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
 DEFINITIONS = (
     "types.py",
-    "weights.py",
     "training/layout.py",
     "training/model/loading.py",
     "training/model/packing.py",
     "rewards/signatures.py",
     "run/run_context.py",
+    "run/collectors/collector.py",
     "protocols.py",
     "errors.py",
     "registry",
     "training/distributed/sharded_tensors.py",
 )
 NOT_FLOW = (*DEFINITIONS, "system", "functional", "algorithms/planning")
-PUT_IN = ("training/model/lora.py", "training/cpu_kernels.py")
+PUT_IN = (
+    *("training/model/lora.py", "training/model/abilities.py", "training/model/packed_attention.py"),
+    "training/cpu_kernels.py",
+)
 MODELS = (
     *("engines/capability.py", "engines/embedded/prefix_cache.py"),
     *("engines/embedded/fused.py", "engines/embedded/general.py"),
