@@ -43,8 +43,11 @@ def single(tmp_path_factory):
         ranks.leave()
 
 
-def compare(found, expected, gradient=1e-6, weight=1e-5, metric=1e-5):
-    """Largest differences, each against its tolerance."""
+def compare(found, expected, gradient=1e-5, weight=1e-5, metric=1e-5):
+    """Largest differences, each against its tolerance.
+
+    Sums in another order differ by up to 4e-6 of the largest gradient, on a processor without AVX-512.
+    """
     for step, (mine, theirs) in enumerate(zip(found["gradients"], expected["gradients"], strict=True)):
         scale = max(float(value.abs().max()) for value in theirs.values())
         assert mine.keys() == theirs.keys()
