@@ -138,6 +138,8 @@ class Group(Ranks):
     def _report(self, error: Exception) -> None:
         if not self._lost and not (self._rollouts and self._rollouts._lost):
             with suppress(RuntimeError):
+                # A file store whose folder went with its launcher would try for half an hour.
+                self._store.set_timeout(timedelta(seconds=_ANSWER_S))
                 self._store.set(f"failed/{self.rank}", json.dumps(_reported(error)))
 
     def _explain(self, waited_s: float) -> tuple[str, str, int]:
@@ -145,6 +147,7 @@ class Group(Ranks):
         silent = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _ANSWER_S
         with suppress(RuntimeError):  # the store may be gone with the rank that kept it
+            self._store.set_timeout(timedelta(seconds=_ANSWER_S))
             self._store.set(f"alive/{self.rank}", "yes")
             while silent and time.monotonic() < until:
                 for rank in silent:
