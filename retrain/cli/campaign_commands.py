@@ -209,7 +209,8 @@ def say_verdict(text: str) -> None:
 
     colors = {kind.mark: kind.color for kind in KINDS.values()}
     for line in text.split("\n"):
-        color = colors.get(line[:1]) if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else None
+        in_color = sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        color = colors.get(line[:1]) if in_color else None
         if color:
             typer.secho(shown(line), fg=color)
         else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -15,9 +17,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from retrain.errors import RetrainError, UserCodeError, did_you_mean
+from retrain.errors import ConfigError, RetrainError, StorageError, UserCodeError, did_you_mean
 from retrain.system.process import thread_waiting
-from retrain.system.terminal import CleanHandler, say
+from retrain.system.terminal import CleanHandler, forgiving_output, say
 from retrain.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -140,6 +142,14 @@ class Commands(TyperGroup):
             with suppress(OSError):  # the exit code reports the error as well
                 say("\n".join([str(error), *getattr(error, "__notes__", ())]), error=True)
             raise typer.Exit(error.exit_code) from None
+        except OSError as error:  # a file or the output, of which no command says more
+            if os.environ.get("RETRAIN_DEBUG"):
+                raise
+            with forgiving_output():  # Python writes what is left in its buffers when it ends
+                say(f"{error.filename or 'output'}: {error.strerror or error}", error=True)
+                sys.stdout.flush()
+            wrong_name = error.errno == errno.ENAMETOOLONG
+            raise typer.Exit(ConfigError.exit_code if wrong_name else StorageError.exit_code) from None
         except KeyboardInterrupt as stopped:
             with suppress(OSError):
                 say("\n".join(["interrupted", *getattr(stopped, "__notes__", ())]), error=True)

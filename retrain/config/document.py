@@ -11,6 +11,7 @@ from typing import Any
 
 import tomli
 import tomli_w
+from pydantic import ValidationError
 
 from retrain import registry
 from retrain.config.positions import Path, leaves, positions
@@ -59,6 +60,7 @@ class Document:
         warnings: settings that are valid but probably not intended.
         traces: tracebacks of errors that code of the user raised.
         lower: keys that layers below the one that names the preset set; the preset replaces them.
+        typed: values of `--set` that TOML reads as something else than text -> their text, as it was typed.
     """
 
     file: str
@@ -69,6 +71,7 @@ class Document:
     warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     traces: list[str] = field(default_factory=list[str])
     lower: set[Path] = field(default_factory=set[Path])
+    typed: dict[Path, str] = field(default_factory=dict[Path, str])
 
     def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
@@ -139,12 +142,29 @@ class Document:
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
             return path
         self.forget(path)
+        if not isinstance(value, str):
+            self.typed[path] = typed.strip()
         if (other := ALTERNATIVES.get(path)) is not None:
             self.data[other[0]].pop(other[1], None)
             self.forget(other)
         for depth in range(1, len(path) + 1):
             self.places.setdefault(path[:depth], Place(flag, 0, 0, path[:depth]))
         return path
+
+    def take_text(self, error: ValidationError, table: Path = ()) -> bool:
+        """Give keys that must be text the text that `--set` typed for them; return True if a value changed.
+
+        A shell drops the quotes of `--set logging.name="83e2010"`, and TOML reads 83e2010 as a number.
+
+        Args:
+            error: what is wrong with the values.
+            table: path of the values that were validated.
+        """
+        wrong = {(*table, *detail["loc"]) for detail in error.errors() if detail["type"] == "string_type"}
+        changed = wrong & self.typed.keys()
+        for path in changed:
+            _set(self.data, path, self.typed.pop(path))
+        return bool(changed)
 
     def override_all(self, texts: Iterable[str]) -> list[Path]:
         """Apply overrides as one layer, and return their canonical keys."""
@@ -177,8 +197,9 @@ class Document:
 
     def forget(self, path: Path) -> None:
         """Remove the places of `path` and of all keys below it; a preset no longer replaces what is set there."""
-        for below in [key_path for key_path in self.places if key_path[: len(path)] == path]:
-            del self.places[below]
+        for by_path in (self.places, self.typed):
+            for below in [key_path for key_path in by_path if key_path[: len(path)] == path]:
+                del by_path[below]
         self.lower = {key_path for key_path in self.lower if not overlap(key_path, path)}
 
 
@@ -261,8 +282,9 @@ def _longest_line(text: str) -> tuple[int, int]:
 def fork(document: Document) -> Document:
     """Return a copy that can be changed independently."""
     lists = {"problems": [*document.problems], "warnings": [*document.warnings], "traces": [*document.traces]}
-    data, places, lower = copy.deepcopy(document.data), {**document.places}, {*document.lower}
-    return replace(document, data=data, places=places, lower=lower, **lists)
+    data = copy.deepcopy(document.data)
+    places = {**document.places}
+    return replace(document, data=data, places=places, lower={*document.lower}, typed={**document.typed}, **lists)
 
 
 def overlap(first: Path, second: Path) -> bool:

@@ -216,6 +216,8 @@ def _sections(document: Document, load_catalog: CatalogLoader) -> tuple[Config, 
     try:
         return Config.model_validate(sections), set()
     except ValidationError as error:
+        if document.take_text(error):
+            return _sections(document, load_catalog)
         from retrain.config.mistakes import collect
 
         culprits = collect(document, error, load_catalog())
@@ -266,7 +268,10 @@ def _tables(document: Document, load_catalog: CatalogLoader, absent: Container[s
             try:
                 registry.table_schema(readers).model_validate(document.data[name])
             except ValidationError as error:
-                collect(document, error, load_catalog(), lambda location, table=name: (table, *location))
+                if document.take_text(error, (name,)):
+                    tables.append(name)
+                else:
+                    collect(document, error, load_catalog(), lambda location, table=name: (table, *location))
         elif isinstance(document.data[name], dict) and may_import and not close(name, load_catalog()):
             pending = True
         elif name not in entry_points and name not in absent:

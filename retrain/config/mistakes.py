@@ -80,7 +80,7 @@ def collect(
     # pydantic reports every alternative of a union; the user meant the one that fails at the innermost value.
     outer = {path[:depth] for path in details_at for depth in range(len(path))}
     for path in (path for path in details_at if path not in outer):
-        document.refuse(path, *_describe(path, details_at[path], valid_keys, document.data))
+        document.refuse(path, *_describe(document, path, details_at[path], valid_keys))
     return list(details_at)
 
 
@@ -108,27 +108,30 @@ def _existing(data: Any, location: Path) -> Path:
     return path
 
 
-def _describe(path: Path, details: list[ErrorDetails], valid_keys: Catalog, data: Any) -> tuple[str, str]:
+def _describe(document: Document, path: Path, details: list[ErrorDetails], valid_keys: Catalog) -> tuple[str, str]:
     detail = details[0]
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    kind = detail["type"]
+    value = detail["input"]
+    context = detail.get("ctx", {})
+    shown = document.typed.get(path) or _toml(value)
     if kind == "extra_forbidden":
-        return unknown_key(path, value, valid_keys, data)
+        return unknown_key(path, value, valid_keys, document.data)
     if kind == "missing":
         return "is missing", f"add {path[-1]} = ..." if isinstance(path[-1], str) else "make the list one longer"
     if kind in _LENGTHS:
-        return f"{_toml(value)} is too {kind[4:]}", _LENGTHS[kind].format(**context)
+        return f"{shown} is too {kind[4:]}", _LENGTHS[kind].format(**context)
     if kind == "literal_error":
         names = [name.strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(", ")]
         fix = f"{did_you_mean(str(value), names)} use one of {', '.join(map(_toml, names))}".lstrip()
-        return f"{_toml(value)} is not a valid value", fix
+        return f"{shown} is not a valid value", fix
     if kind in _BOUNDS:
         bound = f"{_BOUNDS[kind]} {next(iter(context.values()))}"
-        return f"{_toml(value)} is out of range", f"use a value {bound}"
+        return f"{shown} is out of range", f"use a value {bound}"
     wanted = " or ".join(dict.fromkeys(_TYPES[item["type"]] for item in details if item["type"] in _TYPES))
     if wanted:
-        return f"must be {wanted}, not {_toml(value)}", _retype(path, wanted, value)
+        return f"must be {wanted}, not {shown}", _retype(path, wanted, value)
     message = re.sub(r"^(Input|String|Value error,) ", "", detail["msg"])
-    return f"{_toml(value)}: {message}", "change the value"
+    return f"{shown}: {message}", "change the value"
 
 
 def close(table: str, valid_keys: Catalog) -> bool:
@@ -197,13 +200,21 @@ def _retype(path: Path, wanted: str, value: Any) -> str:
     if "string" in wanted:
         return f"write {key} = {_toml(str(value))}" if not isinstance(value, (list, dict)) else "give a single string"
     if wanted == "a list":
-        return f"write {key} = [{_toml(value)}]"
-    with suppress(ValueError):
-        if isinstance(value, str) and isfinite(float(value)):
-            return f"write {key} = {value}, without quotes"
+        items = value.split(",") if isinstance(value, str) else [value]
+        return f"write {key} = [{', '.join(_toml(_number(item)) for item in items)}]"
+    if isinstance(value, str) and not isinstance(number := _number(value), str):
+        return f"write {key} = {number}, without quotes"
     if isinstance(value, float) and value.is_integer():
         return f"write {key} = {int(value)}"
     return f"write {key} = a number" if wanted == "a number" else f"write {key} = a whole number"
+
+
+def _number(value: Any) -> Any:
+    """Return the finite number that a text spells, as 1e-05 for ".00001"; anything else as it is."""
+    with suppress(ValueError):
+        if isinstance(value, str) and isfinite(float(value)):
+            return int(value) if value.strip().isdecimal() else float(value)
+    return value
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -10,6 +11,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from retrain.system.masking import masked
+
+_IN_ASCII = str.maketrans("─├┤┊┼◂▸●○▲▼✓✗·≈≡≠≤≥±", "-||:+<>oo^v+x.~==<>~")
+"""What is drawn instead of lines, marks and signs where a terminal has ASCII alone."""
 
 
 def clean(text: str) -> str:
@@ -28,15 +32,26 @@ def shown(text: str) -> str:
 def say(text: str, error: bool = False) -> None:
     """Print text with secrets masked and control characters replaced.
 
-    Characters that the encoding of the stream does not have become question marks.
+    Characters that the encoding of the stream does not have become similar ones of ASCII, or question marks.
 
     Args:
         text: the text.
         error: print to standard error instead of standard output.
+    Raises:
+        OSError: the stream cannot be written, or standard output was closed before Python started.
     """
     stream = sys.stderr if error else sys.stdout
+    if stream is None and error:
+        return
+    if stream is None:
+        raise OSError(errno.EBADF, "is closed", "standard output")
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    print(shown(text).encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+    text = shown(text)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_IN_ASCII).encode(encoding, "replace").decode(encoding)
+    print(text, file=stream, flush=True)
 
 
 class CleanHandler(logging.Handler):

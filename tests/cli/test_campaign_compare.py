@@ -1,10 +1,14 @@
 """`retrain compare`, and `retrain report` of a campaign."""
 
 import json
+import os
+import re
+import subprocess
 
 import pytest
 
 from tests.campaign.tables import write_campaign
+from tests.forks import RETRAIN
 
 
 @pytest.fixture
@@ -64,3 +68,23 @@ def test_compare_does_not_replace_its_input(cli, tmp_path):
     assert result.exit_code == 2
     assert "is an input" in result.stderr
     assert file.read_text().startswith("method")
+
+
+def test_what_cannot_be_written_or_named_has_a_code_of_its_own_and_no_traceback(tmp_path):
+    """1 is the code of "worse"."""
+    (tmp_path / "results.csv").write_text("condition,seed,score\na,0,.5\na,1,.6\na,2,.55\nb,0,.7\nb,1,.75\nb,2,.8\n")
+    outcomes = {}
+    for case, command in {
+        "closed": "compare results.csv >&-",
+        "full": "compare results.csv >/dev/full",
+        "help": "compare --help >/dev/full",
+        "long": f"compare {'x' * 300}.csv",
+        "no run": f"status {'x' * 300}",
+    }.items():
+        ended = subprocess.run(["bash", "-c", f"{RETRAIN} {command}"], cwd=tmp_path, capture_output=True, text=True)
+        assert "Traceback" not in ended.stderr
+        outcomes[case] = ended.returncode
+    assert outcomes == {"closed": 6, "full": 6, "help": 6, "long": 2, "no run": 2}
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    drawn = subprocess.run([RETRAIN, "compare", "results.csv"], cwd=tmp_path, env=ascii_only, capture_output=True)
+    assert re.search(r"\^ better .* \|-+o-+\|", drawn.stdout.decode("ascii"))

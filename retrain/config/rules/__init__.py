@@ -14,6 +14,7 @@ Rule = Callable[[Config, Resolved], Iterable[Finding]]
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "model": (sections.model_path, sections.rounding, sections.positions, sections.quantization, sections.extras),
+    "logging": (sections.run_folder,),
     "task": (environments.mixture,),
     "environment": (
         environments.unread_settings,

@@ -33,6 +33,13 @@ def quantization(config: Config, resolved: Resolved) -> Iterator[Finding]:
         yield Finding(("model", "quantization"), problem, "add [model.lora], or remove quantization")
 
 
+def run_folder(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Refuse a variable in the path of the runs, which would become a folder of that name."""
+    if "$" in config.logging.dir:
+        problem = f'"{config.logging.dir}" has a "$", and variables are not replaced in a configuration'
+        yield Finding(("logging", "dir"), problem, 'write the path itself, or "~" for the home directory')
+
+
 def positions(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require that completions leave room for a prompt in the model's context, if its config.json is local."""
     context_length = _positions(config.model.path)

@@ -46,6 +46,7 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
     if loaded.config.environment.python is not None and labels(loaded.config):
         check_interpreter(loaded)
     document = Document(loaded.file, loaded.text, places=dict(loaded.places))
+    _check_groups_of_one(loaded, document)
     _check_micro_batches(loaded, document)
     sets = {entry.name: index for index, entry in enumerate(loaded.config.eval.sets)}
     for name, config in {"": loaded, **loaded.sets}.items():
@@ -66,6 +67,18 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
         for path, error in unreadable_sources(loaded):
             document.refuse(path, str(error), "", DataError.exit_code)
     document.stop()
+
+
+def _check_groups_of_one(loaded: LoadedConfig, document: Document) -> None:
+    """Refuse groups of one completion whose credit is always 0, or which the filter always drops."""
+    if loaded.config.training.group_size > 1:
+        return
+    from retrain.run.before.probe import gives_no_credit  # imports torch
+
+    if gives_no_credit(loaded):
+        problem = "a group of one completion has nothing to be compared with, so no step trains on anything"
+        fix = 'use 4 to 16, or [algorithm] filter = "none" with credit that needs no group, as vanilla or [critic]'
+        document.refuse(("training", "group_size"), problem, fix)
 
 
 def _check_micro_batches(loaded: LoadedConfig, document: Document) -> None:

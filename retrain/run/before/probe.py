@@ -60,8 +60,18 @@ def probe(loaded: LoadedConfig) -> str:
         return f"failed: {type(error).__name__}: {error}"
 
 
-def _credit_and_loss(loaded: LoadedConfig) -> str:
-    training, components = loaded.config.training, loaded.components
+def gives_no_credit(loaded: LoadedConfig) -> bool:
+    """Return True if no row of the synthetic batch is left to train on; credit that fails here is not judged."""
+    try:
+        return _credit(loaded)[2] == 0
+    except Exception:  # the run reports what it raises, with the rows that it fails on
+        return False
+
+
+def _credit(loaded: LoadedConfig) -> tuple[Objective, Batch, float]:
+    """Return the objective, the synthetic batch with its credit, and the share of its rows that are trained on."""
+    training = loaded.config.training
+    components = loaded.components
     batch = synthetic_batch(training.group_size, training.max_tokens)
     objective = components.objective(exact=False)
     needs_model = [
@@ -75,7 +85,11 @@ def _credit_and_loss(loaded: LoadedConfig) -> str:
     pipeline.build(loaded.resources)
     pipeline.before(batch)
     batch, _ = pipeline.credit(batch)
-    kept = float(pipeline.informative(batch)[0].float().mean())
+    return objective, batch, float(pipeline.informative(batch)[0].float().mean())
+
+
+def _credit_and_loss(loaded: LoadedConfig) -> str:
+    objective, batch, kept = _credit(loaded)
     logprobs = batch.sampler_logprobs.clone().requires_grad_()
     step_columns, _ = objective.step_columns(batch, batch.sampler_logprobs)
     columns = {name: batch.column(name) for name in objective.reads} | step_columns | {"logprobs": logprobs}
