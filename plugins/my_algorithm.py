@@ -11,8 +11,8 @@ from retrain import TransformContext, TransformOutput
 def my_algorithm(ctx: TransformContext) -> TransformOutput:
     """A_it = (r_i - mean r) w_t, with w_t = 1 on planning tokens and `execution_weight` elsewhere.
 
-    `execution_weight` is a key of `[algorithm.params]`. `algorithm_mode` replaces advantage and
-    transform together, so the credit starts from `ctx.rewards`.
+    `execution_weight` is a key of `[algorithm.params]`. `algorithm_mode` replaces the advantage, so the
+    credit starts from `ctx.rewards`.
     """
     execution_weight = float(ctx.params.get("execution_weight", 0.5))
     mean = sum(ctx.rewards) / max(len(ctx.rewards), 1)

@@ -165,7 +165,7 @@ class Resolved:
                 in addition.
         """
         exact = exact and not any(brings(source, "rollouts") for source in self.all("source"))
-        chain = self._chain
+        chain = self.all("transform")
         corrections = chain[len(self._credit_chain()) :]
         anchored = any("sampler_logprobs" in term.reads for term in self.all("loss") if term.params["weight"] != 0)
         if not exact and not anchored and not any(map(_is_weight, chain)):
@@ -173,14 +173,9 @@ class Resolved:
             corrections = (*corrections, usual) if usual else corrections
         return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1], self.signal)
 
-    @property
-    def _chain(self) -> tuple[Bound, ...]:
-        """Transforms in use; empty with an algorithm, which replaces them."""
-        return () if self.optional("algorithm") else self.all("transform")
-
     def _credit_chain(self) -> tuple[Bound, ...]:
         """Return the chain without trailing corrections: the update computes them from its own forward pass."""
-        chain = self._chain
+        chain = self.all("transform")
         return chain[: max((length for length, stage in enumerate(chain, 1) if not is_correction(stage)), default=0)]
 
     def stages(self, also: Collection[str] = ()) -> Stages:
@@ -227,8 +222,8 @@ class Resolved:
         """Name advantage, transforms and the loss terms with a weight, as `grpo, gtpo > sepa, loss ppo_clip`."""
         algorithm = self.optional("algorithm")
         credit = [algorithm.name] if algorithm else [self.one("advantage").name]
-        if self._chain:
-            credit.append(" > ".join(transform.name for transform in self._chain))
+        if self.all("transform"):
+            credit.append(" > ".join(transform.name for transform in self.all("transform")))
         terms = [term.name for term in self.all("loss") if term.params["weight"] != 0]
         return f"{', '.join(credit)}, loss {' + '.join(terms)}"
 

@@ -125,7 +125,8 @@ class Algorithm(Section):
     applied in order."""
     algorithm_mode: str | None = None
     """A preset, the path of a TOML file, or an algorithm. The keys of a preset or file apply where this file does not
-    set them. An algorithm (a registered name or a dotted path) replaces advantage and transforms."""
+    set them. An algorithm (a registered name or a dotted path) replaces the advantage, and the transforms of lower
+    layers."""
     uncertainty_kind: Annotated[str, Field(min_length=1)] = "surprisal"
     """Uncertainty of a token, as transforms read it: a registered name or a dotted path."""
     advantage_params: Params = {}

@@ -13,6 +13,7 @@ from retrain.config.document import read
 from retrain.config.load import load
 from retrain.config.preset_keys import apply_preset
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
+from retrain.lab.controls import PLACEBO
 
 QUICK, QUICK_SEEDS = ("strategy", "rare", "planning", "decoy"), 3
 SEEDS = 9
@@ -72,7 +73,8 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         seeds: number of seeds per condition.
         slots: number of concurrent runs; None: one per core or GPU.
         claim: the task on which the method is claimed to differ from the baseline.
-        controls: add the baseline with other seeds and, with the baseline's other settings, `CONTROLS`.
+        controls: add the baseline with other seeds, `CONTROLS` with the baseline's other settings, and the method with
+            its token credit shuffled, if it has any.
     Raises:
         ConfigError: a file is not a valid run, both have the same method, a task does not exist or is given twice, or
             the claim is on none of the tasks.
@@ -85,7 +87,12 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         problem = f"it has the same method as the baseline, {baseline}"
         raise ConfigError.at(file, "file", problem, "change its method")
     label = _distinct(file.stem, controlled | {baseline})
-    added = _controls(other, _method(against, presets=True) if against else {}) if controls else []
+    added: list[dict[str, Any]] = []
+    if controls:
+        added = _controls(other, _method(against, presets=True) if against else {})
+        if chain := _shuffled_chain(file):
+            credit = {**method.get("algorithm", {}), "transform_mode": chain}
+            added.append({"label": f"{label} {PLACEBO}", **method, "algorithm": credit, "against": label})
     campaign: dict[str, Any] = {
         "name": f"testbed-{file.stem}",
         "tasks": [*tasks],
@@ -134,6 +141,19 @@ def _controls(baseline: dict[str, Any], written_out: dict[str, Any]) -> list[dic
         {"label": _OTHER_SEEDS, **baseline, "seed_offset": _SEED_OFFSET},
         *({"label": label, **rest, "algorithm": kept | chosen} for label, chosen in CONTROLS.items()),
     ]
+
+
+def _shuffled_chain(file: Path) -> list[str]:
+    """Return the transforms of a file with the placebo behind its token credit; [] if all tokens of a row have one.
+
+    Corrections for the sampler stay behind it, because they belong to the tokens that were sampled.
+    """
+    components = load(file).components
+    stages, chain = components.stages(), [one.name for one in components.all("transform")]
+    if not (stages.algorithm or stages.transforms):
+        return []
+    chain.insert(len(stages.transforms), PLACEBO)
+    return chain
 
 
 def _method(file: Path, *, presets: bool = False) -> dict[str, Any]:

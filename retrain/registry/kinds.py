@@ -99,7 +99,7 @@ transform = _Kind(
 algorithm = _Kind(
     "algorithm",
     _traits.Traits,
-    "Whole algorithm, instead of advantage and transforms: columns -> [N, T] advantages.",
+    "Token advantages in one step, instead of an advantage: columns -> [N, T] advantages, which transforms may change.",
     ("algorithm", "algorithm_mode"),
     "params",
     plain="context",

@@ -114,8 +114,8 @@ def recipe(config: Mapping[str, Any]) -> str:
     algorithm, training = config.get("algorithm", {}), config.get("training", {})
     mode = algorithm.get("transform_mode", "none")
     transforms = [mode] if isinstance(mode, str) else list(mode)
-    advantage = [algorithm.get("advantage_mode"), *(name for name in transforms if name != "none")]
-    credit = [algorithm["algorithm_mode"]] if algorithm.get("algorithm_mode") else advantage
+    source = algorithm.get("algorithm_mode") or algorithm.get("advantage_mode")
+    credit = [source, *(name for name in transforms if name != "none")]
     sizes = [training.get(key) for key in ("batch_size", "group_size", "max_tokens")]
     parts = [
         " on ".join(filter(None, (config.get("model", {}).get("path"), task_of(config)))),

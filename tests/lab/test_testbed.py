@@ -87,10 +87,13 @@ def test_controls_and_a_claim(method, tmp_path):
     file.write_text(testbed.card_toml(method, None, tasks, 9, None, claim="rare", controls=True))
     loaded = load_campaign(file)
     labels = [one.method for one in loaded.conditions if one.task == "rare"]
-    controls = ["other seeds", "oracle", "random credit", "reversed"]
+    controls = ["other seeds", "oracle", "random credit", "reversed", "mine shuffled"]
     assert labels == ["grpo", "mine", *controls]
     assert (loaded.settings.primary, loaded.settings.claim) == ("mine", "rare")
     assert list(loaded.settings.controls) == controls
+    assert loaded.control_of == {"mine shuffled": "mine"}
+    mine, placebo = (loaded.configs[labels.index(label)].components.method() for label in ("mine", "mine shuffled"))
+    assert placebo == mine.replace("hicra", "hicra > shuffled")
 
 
 def test_controls_have_the_settings_of_another_baseline(method, tmp_path):
@@ -107,7 +110,30 @@ def test_controls_have_the_settings_of_another_baseline(method, tmp_path):
         assert "dca" not in found[label]
     file = tmp_path / "testbed.toml"
     file.write_text(testbed.card_toml(method, other, ["rare"], 3, None, controls=True))
-    assert len(load_campaign(file).conditions) == 6
+    assert len(load_campaign(file).conditions) == 7
+
+
+@pytest.mark.parametrize(
+    ("keys", "credit"),
+    [
+        ('advantage_mode = "maxrl"', None),
+        ('transform_mode = "tis"', None),
+        ('transform_mode = ["gtpo", "tis"]', "grpo, gtpo > shuffled > tis"),
+        ('algorithm_mode = "sepa"', "maxrl, sepa > gtpo > shuffled"),
+        ('algorithm_mode = "vine"', "vine, shuffled"),
+    ],
+)
+def test_the_placebo_of_a_method_is_its_own_credit_shuffled(keys, credit, method, tmp_path):
+    method.write_text(f"[algorithm]\n{keys}\n")
+    file = tmp_path / "testbed.toml"
+    file.write_text(testbed.card_toml(method, None, ["planning"], 3, None, controls=True))
+    loaded = load_campaign(file)
+    found = {
+        one.method: config.components.method() for one, config in zip(loaded.conditions, loaded.configs, strict=True)
+    }
+    assert ("mine shuffled" in found) is (credit is not None)
+    if credit is not None:
+        assert found["mine shuffled"] == f"{credit}, loss ppo_clip"
 
 
 @pytest.mark.parametrize("name", ["dapo", "gspo", "dr_grpo", "dca", "hicra"])
@@ -117,7 +143,7 @@ def test_controls_fit_every_kind_of_baseline(name, method, tmp_path):
         other = tmp_path / "other.toml"
         other.write_text(text)
         file.write_text(testbed.card_toml(method, other, ["rare"], 3, None, controls=True))
-        assert len(load_campaign(file).conditions) == 6
+        assert len(load_campaign(file).conditions) == 7
 
 
 def test_mistakes(method):

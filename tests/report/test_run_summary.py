@@ -29,7 +29,7 @@ def test_recipe_names_the_ingredients_that_the_configuration_holds():
     sizes = "16 prompts x 8 completions x at most 64 tokens per step"
     assert recipe(config) == f"builtin:tiny on addition; maxrl + gtpo + my.own; {sizes}; seed 0"
     config["algorithm"]["algorithm_mode"] = "my.algorithm"
-    assert recipe(config) == f"builtin:tiny on addition; my.algorithm; {sizes}; seed 0"
+    assert recipe(config) == f"builtin:tiny on addition; my.algorithm + gtpo + my.own; {sizes}; seed 0"
     assert recipe({"training": {"max_steps": 3}}) == ""
 
 

@@ -149,13 +149,17 @@ class _Planner:
         return f'{reader} column "{column}", which nothing provides', fix
 
     def _check_first(self, bound: Bound) -> None:
-        """Reject a transform that ignores the advantages after others that have changed them."""
-        lost = [stage.name for stage in self.graph if stage.kind == "transform" and stage.writes == "advantages"]
+        """Reject a transform that ignores the advantages after stages that gave each token its own."""
+        kinds = ("algorithm", "transform")
+        lost = [stage.name for stage in self.graph if stage.kind in kinds and stage.writes == "advantages"]
         if lost:
             context = bound.component.contract == "context"
             reason = "takes a context" if context else "replaces the advantages"
             fix = ", or decorate it with @transform to read `advantages`" if context else ""
-            raise ComponentError(f'"{bound.name}" {reason}, so it would undo {", ".join(lost)}', f"put it first{fix}")
+            raise ComponentError(
+                f'"{bound.name}" {reason}, so it would undo {", ".join(lost)}',
+                f"put it first, or keep one of them{fix}",
+            )
 
 
 def _reads(bound: Bound) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class Stages:
     Attributes:
         advantage: component that computes episode advantages.
         transforms: chain of token transforms.
-        algorithm: component that replaces advantage and transforms.
+        algorithm: component that replaces the advantage with token advantages, which the transforms then change.
         uncertainty: component that computes the column `uncertainty`.
         filter: component that selects the groups to train on.
         observed: columns that are computed even if no stage reads them: for a loss term (`Objective.signals`), or for
@@ -76,10 +76,9 @@ class Pipeline:
         Raises:
             ComponentError: nothing provides a column, columns need each other, or the result of a stage is not used.
         """
-        sources: list[Bound] = [stages.algorithm] if stages.algorithm else []
-        if not stages.algorithm:
-            sources = [*([stages.advantage] if stages.advantage else []), *stages.transforms]
-        graph = plan([*sources, *stages.observed, stages.filter], stages.uncertainty, signal, BASE_COLUMNS | given)
+        first = stages.algorithm or stages.advantage
+        sources = [*([first] if first else []), *stages.transforms, *stages.observed, stages.filter]
+        graph = plan(sources, stages.uncertainty, signal, BASE_COLUMNS | given)
         policy = frozenset(name for stage in graph for name in stage.reads) | frozenset(stages.observed)
         return cls(graph, (policy & POLICY_COLUMNS) - given, stages.hyper)
 

@@ -83,6 +83,13 @@ class LoadedCampaign:
         method = {condition.label: condition.method for condition in first}
         return [(method[condition], method[against]) for condition, against in steps]
 
+    @property
+    def control_of(self) -> dict[str, str]:
+        """Control -> the condition that it is compared with, if its entry names one with `against`."""
+        named = {one.label: one for one in self.conditions}
+        pairs = ((one.method, named[one.against].method) for one in self.conditions if one.against)
+        return {control: method for control, method in pairs if control in self.settings.controls}
+
     @cached_property
     def observed(self) -> list[str]:
         """Signals that at least one condition computes and stores; every run computes them, to be comparable."""

@@ -118,6 +118,7 @@ class Plan(Campaign):
         looks_declared: declaration of the looks; None if there are none, nor were when the first run started.
         seeds_reported: number of seeds of a report after which seeds were added without looks; None if there is none.
         ladder: pairs (condition, against) in which the first extends the second.
+        control_of: control -> the condition that it is compared with, if that is not the baseline.
         premises: name of the task -> its premise.
         cells: all runs.
 
@@ -134,6 +135,7 @@ class Plan(Campaign):
     looks_declared: LooksDeclared | None = None
     seeds_reported: Seed | None = None
     ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array] = ()
+    control_of: dict[str, str] = Field(default_factory=dict[str, str])
     premises: dict[str, Premise] = Field(default_factory=dict[str, Any])
     cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
 
@@ -146,7 +148,7 @@ class Plan(Campaign):
     def _known(self) -> Plan:
         labels = {cell.method for cell in self.cells}
         named = {label for step in self.ladder for label in step} | {
-            label for label in (self.baseline, self.primary, *self.controls) if label
+            label for label in (self.baseline, self.primary, *self.controls, *self.control_of.values()) if label
         }
         if unknown := named - labels:
             raise ValueError(f"condition {min(unknown)!r} has no cells")
@@ -218,6 +220,7 @@ def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
         "overrides": loaded.overrides,
         "baseline": loaded.baseline,
         "ladder": loaded.ladder,
+        "control_of": loaded.control_of,
         "premises": _premises(loaded),
         "looks": loaded.settings.look_sizes[:-1],
         **loaded.settings.model_dump(

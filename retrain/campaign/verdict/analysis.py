@@ -196,8 +196,9 @@ def families_of(tables: Sequence[Results]) -> list[Family]:
         mean = [replace(mean_over_tasks(tables), units=withholding.task_units(tables))] if len(tables) > 1 else []
         for suffix, controls in (("", False), (" of controls", True)):
             side = [label for label in others if (label in first.controls) is controls]
-            families[f"pooled{suffix}"] = [Contrast(each, label, first.baseline) for each in mean for label in side]
-            families[f"tasks{suffix}"] = [Contrast(each, label, first.baseline) for label in side for each in tables]
+            pairs = [(label, first.control_of.get(label, first.baseline)) for label in side]
+            families[f"pooled{suffix}"] = [Contrast(each, *pair) for each in mean for pair in pairs]
+            families[f"tasks{suffix}"] = [Contrast(each, *pair) for pair in pairs for each in tables]
     claimed: list[Contrast] = []
     for name, contrasts in families.items():
         claimed += [each for each in contrasts if (each.results.task, *each.labels) == first.claimed]
@@ -292,6 +293,11 @@ def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dic
         texts["warning"] = f"every seed of {' and of '.join(constant)} has the same result: the seed changes nothing"
     if len(constant) == 2 and comparison.mean.value:
         texts |= {"withheld": texts["warning"], "warning": ""}
+    condition, against = labels
+    is_judged = kind == "same" or comparison.judged.test != ""
+    if is_judged and results.control_of.get(condition) == against and kind != "worse":
+        missing = f"so {against} is not shown to be better than this control"
+        texts["warning"] = "; ".join(filter(None, (texts["warning"], missing)))
     return texts | withholding.health(results, labels, texts["warning"])
 
 

@@ -129,6 +129,7 @@ class Results:
         alpha: significance level of each family of comparisons.
         ladder: pairs (condition, against) in which the first extends the second.
         controls: conditions with a known result.
+        control_of: control -> the condition that it is compared with, if that is not the baseline.
         declared: declaration of the primary comparison, which may be late; None without one.
         one_start: True if all runs begin from one warm start.
         paired: True if runs of one seed are a pair.
@@ -150,6 +151,7 @@ class Results:
     alpha: float = 0.05
     ladder: tuple[tuple[str, str], ...] = ()
     controls: tuple[str, ...] = ()
+    control_of: Mapping[str, str] = field(default_factory=dict[str, str])
     declared: Declaration | None = None
     one_start: bool = False
     paired: bool = True

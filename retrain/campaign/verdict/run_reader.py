@@ -62,7 +62,7 @@ def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = Non
         cells += at_shared_steps(of_task)
     if plan.tasks and not task:
         return results_of(name, cells, alpha=plan.alpha, outcome=outcome)
-    facts = plan.model_dump(include={"baseline", "alpha", "ladder", "controls"}) | {"task": task}
+    facts = plan.model_dump(include={"baseline", "alpha", "ladder", "controls", "control_of"}) | {"task": task}
     name = f"{name}: {task}" if task else name
     sizes = plan.look_sizes
     facts["looks"] = tuple(tuple(seeds[:size]) for size in sizes)

@@ -200,11 +200,10 @@ def unmeasured(config: Config, sets: Mapping[str, Eval]) -> Iterator[Finding]:
 
 
 def replaced(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Refuse `advantage_mode` or `transform_mode` beside an `algorithm_mode` that replaces them."""
-    if config.algorithm.algorithm_mode and resolved.optional("algorithm"):
-        for path in (("algorithm", "advantage_mode"), ("algorithm", "transform_mode")):
-            if path in resolved.written:
-                yield Finding(path, "algorithm_mode replaces it", "remove one of the two")
+    """Refuse `advantage_mode` beside an `algorithm_mode` that replaces it."""
+    path = ("algorithm", "advantage_mode")
+    if resolved.optional("algorithm") and path in resolved.written:
+        yield Finding(path, "algorithm_mode replaces it", "remove one of the two")
 
 
 def search_paths(config: Config) -> Iterator[Finding]:

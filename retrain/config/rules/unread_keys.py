@@ -24,11 +24,9 @@ def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
     A component reads the keys of its schema, except those that its trait `when` switches off.
     """
-    algorithm = resolved.optional("algorithm") is not None  # it replaces advantage and transforms
+    algorithm = resolved.optional("algorithm") is not None  # it replaces the advantage
     used = {
-        slot: component
-        for slot, component in resolved.slots.items()
-        if not (algorithm and slot.kind in ("advantage", "transform"))
+        slot: component for slot, component in resolved.slots.items() if not (algorithm and slot.kind == "advantage")
     }
     readers = [*_readers(config, resolved, used)]
     for name, table in resolved.tables.items():

@@ -28,6 +28,26 @@ def cells(verdict: Verdict) -> list[str]:
     ]
 
 
+def placebo_lines(audit: Audit) -> list[str]:
+    """Compare every method whose tokens differ with its placebo, in a sentence each.
+
+    A method that is not above 1 is not shown to profit from the tokens that it selects, however large its effective
+    batch is.
+    """
+    lines: list[str] = []
+    for name, one in audit.methods.items():
+        if one.placebo_ratio is None:
+            continue
+        ratio, low, high = one.placebo_ratio
+        if ratio is None or low is None or high is None:
+            word = "too noisy to compare"
+        else:
+            word = "better" if low > 1 else "worse" if high < 1 else "not shown to be better"
+            word = f"{word}, {_with_interval(one.placebo_ratio, '.2f')} times the effective batch"
+        lines.append(f"{name}, against its weights shuffled within each row: {word}")
+    return lines
+
+
 def _with_interval(figure: Figure, form: str) -> str:
     value, low, high = figure
     if value is None:
@@ -68,6 +88,7 @@ def _section(audit: Audit) -> dict[str, Any]:
     sizes = {"true advantage": audit.where, **{name: one.where for name, one in methods.items() if name != ORACLE}}
     return {
         "audit": audit,
+        "placebos": placebo_lines(audit),
         "figures": [
             (name, _whisker(one.effective_batch, min(most, _WIDEST)), cells(one)) for name, one in methods.items()
         ],

@@ -23,9 +23,11 @@ from retrain.algorithms.graph.objective import Objective, source_of
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.api import RunContext, sampled, valid_rows
 from retrain.errors import ComponentError, DataError
+from retrain.functional import masked
 from retrain.functional.seeds import derive_seed
 from retrain.lab.audit import gradient_quality as G
 from retrain.lab.audit.methods import BASELINE, DEFAULT_METHODS, ORACLE, Method, own_method
+from retrain.lab.controls import PLACEBO, permuted_in_rows
 from retrain.lab.monte_carlo.continued_episodes import ContinuedEpisodes
 from retrain.lab.monte_carlo.prefixes import credit, prefixes, values_at
 from retrain.report.samples import best_and_worst
@@ -35,6 +37,8 @@ LEVEL = 0.05
 """Intervals have the level 1 - LEVEL."""
 COSTLIEST = "costliest token of a wrong answer"
 """Label of the token with the lowest true advantage of a wrong completion."""
+_ROUNDING = 1e-5
+"""Largest difference of the credit of one row's tokens, relative to the largest credit, that is rounding."""
 _SHOWN_FACTOR = 8
 """Completions on the page get this many times more continuations than others."""
 
@@ -89,6 +93,8 @@ class Verdict:
             interval of this ratio, not those of two effective batches, shows if a method is above the oracle.
         bias, noise: see `gradient_quality.Quality`.
         correlation: correlation of credit with the true advantage over tokens.
+        placebo_ratio: effective batch relative to that of the same credit at random tokens of its row; None if every
+            row has one credit for all tokens. Both are measured on the same batches.
         where: size of credit on each kind of token, relative to its size on all tokens.
     """
 
@@ -97,6 +103,7 @@ class Verdict:
     bias: Figure
     noise: Figure
     correlation: Figure
+    placebo_ratio: Figure | None
     where: Mapping[str, float]
 
     @property
@@ -150,7 +157,10 @@ class Audit:
     def facts(self) -> dict[str, Any]:
         """Return the output of `retrain audit --json` as JSON values."""
         methods = {
-            name: {figure: found._asdict() for figure, found in one.figures.items()}
+            name: {
+                **{figure: found._asdict() for figure, found in one.figures.items()},
+                "of_placebo": one.placebo_ratio._asdict() if one.placebo_ratio else None,
+            }
             for name, one in self.methods.items()
         }
         return {"run": self.run, "step": self.step, "reliability": self.reliability, "methods": methods}
@@ -346,30 +356,59 @@ def judge(
 
     first, second = [one.first for one in batches], [one.second for one in batches]
     halves = gradients(first), gradients(second)
+    moved = gradients(_shuffled(first, batches, ORACLE)), gradients(_shuffled(second, batches, ORACLE))
     # The true gradient gives every completion the same weight, unlike some reductions.
     true = torch.stack([gradient(one.batch, one.true_advantages / len(one.batch.rewards)) for one in batches])
     quality = {ORACLE: G.quality((halves[0] + halves[1]) / 2, true, (halves[0] * halves[1]).sum(-1))}
+    placebos = {ORACLE: G.quality((moved[0] + moved[1]) / 2, true, (moved[0] * moved[1]).sum(-1))}
     others = {ORACLE: (Figure(1.0, 1.0, 1.0), _where(first, second, batches))}
-    del halves
+    del halves, moved
     progress(_progress_line("computed the true gradients", began, 3, passes))
     for number, (name, method) in enumerate(methods.items(), 4):
         given = [method(one.batch, index) for index, one in enumerate(batches)]
         x = gradients(given)
         quality[name] = G.quality(x, true, x.square().sum(-1))
+        if _distributes(given, batches):
+            x = gradients(_shuffled(given, batches, name))
+            placebos[name] = G.quality(x, true, x.square().sum(-1))
         others[name] = _correlation(batches, given, quantile), _where(given, given, batches)
         progress(_progress_line(f"computed the gradients of {name}", began, number, passes))
     base, best = quality[BASELINE].effective_snr, quality[ORACLE].effective_snr
+
+    def ratio(one: G.Quality, to: Tensor) -> Figure:
+        return Figure.of(G.log_interval(one.effective_snr / to, quantile), least=0.0)
+
     verdicts = {
         name: Verdict(
-            Figure.of(G.log_interval(one.effective_snr / base, quantile), least=0.0),
-            Figure.of(G.log_interval(one.effective_snr / best, quantile), least=0.0),
-            Figure.of(G.interval(one.bias, quantile), 0.0, 2.0),
-            Figure.of(G.interval(one.noise, quantile), least=0.0),
-            *others[name],
+            effective_batch=ratio(one, base),
+            oracle_ratio=ratio(one, best),
+            bias=Figure.of(G.interval(one.bias, quantile), 0.0, 2.0),
+            noise=Figure.of(G.interval(one.noise, quantile), least=0.0),
+            correlation=others[name][0],
+            placebo_ratio=ratio(one, placebos[name].effective_snr) if name in placebos else None,
+            where=others[name][1],
         )
         for name, one in quality.items()
     }
     return _reliability(batches), verdicts
+
+
+def _shuffled(given: Sequence[Tensor], batches: Sequence[MeasuredBatch], name: str) -> list[Tensor]:
+    """Return the credit of every batch with that of each row in a random order; one order for all calls of a method."""
+    return [
+        permuted_in_rows(credit_, one.batch.response_mask, derive_seed(index, PLACEBO, name))
+        for index, (credit_, one) in enumerate(zip(given, batches, strict=True))
+    ]
+
+
+def _distributes(given: Sequence[Tensor], batches: Sequence[MeasuredBatch]) -> bool:
+    """Return True if some tokens of a row have other credit than the rest of it, beyond rounding."""
+    for credit_, one in zip(given, batches, strict=True):
+        mean = masked.row_mean(credit_, one.batch.response_mask)
+        spread = masked.keep(credit_ - mean, one.batch.response_mask).abs().amax()
+        if spread > _ROUNDING * masked.keep(credit_, one.batch.response_mask).abs().amax():
+            return True
+    return False
 
 
 def _covariance(batches: Sequence[MeasuredBatch], given: Sequence[Tensor]) -> Tensor:

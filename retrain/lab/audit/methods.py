@@ -37,8 +37,8 @@ class Method:
 
     Args:
         context: the reopened run.
-        name: one advantage and transforms, joined by "+", or one algorithm. Without an advantage the transforms use
-            the baseline's.
+        name: an advantage or an algorithm, and transforms, joined by "+". Without either the transforms use the
+            baseline's advantage.
     Raises:
         ComponentError: there is no such component, or the name is not a valid combination.
     """
@@ -71,7 +71,7 @@ class Method:
 def own_method(components: Resolved) -> str:
     """Return the name of the run's own method."""
     stages = components.stages()
-    chain = (stages.algorithm,) if stages.algorithm else (stages.advantage, *stages.transforms)
+    chain = (stages.algorithm or stages.advantage, *stages.transforms)
     return "+".join(stage.name for stage in chain if stage)
 
 
@@ -85,20 +85,19 @@ def chain_of(
         words: the parts of the method's name between "+".
         search_paths: directories of the user's modules.
     Returns:
-        (advantage, transforms, None), or (None, (), algorithm).
+        (advantage, transforms, None), or (None, transforms, algorithm).
     Raises:
         ComponentError: there is no such component, or they are not a valid combination.
     """
     found = [one for word in words for one in _bound(components, word, search_paths)]
     kinds = [one.component.kind for one in found]
-    if kinds == ["algorithm"]:
-        return None, (), found[0]
-    if "algorithm" in kinds or "advantage" in kinds[1:]:
-        problem = f'"{"+".join(words)}" is not an advantage with transforms after it'
-        raise ComponentError(
-            problem, 'write ADVANTAGE, TRANSFORM, ADVANTAGE+TRANSFORM or ALGORITHM, such as "grpo+gtpo"'
-        )
-    if "advantage" not in kinds:
+    if {"advantage", "algorithm"} & {*kinds[1:]}:
+        problem = f'"{"+".join(words)}" is not an advantage or an algorithm with transforms after it'
+        fix = 'write ADVANTAGE, ALGORITHM or TRANSFORM, and after it +TRANSFORM, such as "grpo+gtpo"'
+        raise ComponentError(problem, fix)
+    if kinds[0] == "algorithm":
+        return None, tuple(found[1:]), found[0]
+    if kinds[0] == "transform":
         found = [*_bound(components, BASELINE, search_paths), *found]
     return found[0], tuple(found[1:]), None
 

@@ -108,9 +108,9 @@ def _places(run: Path, step: int | None, every: bool) -> Iterator[tuple[Path, bo
 
 
 def _text(audit: Audit) -> str:
-    from retrain.lab.audit.audit_page import HEADINGS, cells
+    from retrain.lab.audit.audit_page import HEADINGS, cells, placebo_lines
 
     lines = [["", *HEADINGS], *([name, *cells(one)] for name, one in audit.methods.items())]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     table = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([_head(audit), *table])
+    return "\n".join([_head(audit), *table, *placebo_lines(audit)])

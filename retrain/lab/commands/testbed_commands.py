@@ -22,7 +22,7 @@ def judge(  # noqa: PLR0913 - the options of the command
     slots: Annotated[int | None, typer.Option(min=1, help="Concurrent runs; unset: one per core or GPU.")] = None,
     claim: Annotated[str | None, typer.Option(help="The task on which the method is claimed to differ.")] = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Add conditions with true, random and reversed credit, and other seeds.")
+        bool, typer.Option("--controls", help="Add true, random, reversed and shuffled credit, and other seeds.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier testbed of this file first.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the campaign without running it.")] = False,

@@ -262,10 +262,15 @@ def test_classes_are_built_from_the_runs_parts():
         pipeline(transforms=[component("transform", Half, "half")]).build({"seed": 1})
 
 
-def test_an_algorithm_replaces_advantage_and_transforms():
+def test_an_algorithm_replaces_the_advantage_and_transforms_change_its_result():
     def mine(rewards, response_mask):
         return rewards[:, None] * response_mask
 
     plan = pipeline(algorithm=component("algorithm", mine), transforms=["gtpo"])
+    assert rows_of(plan.credit(example())[0]) != [[1, 1], [0], [1, 1, 1], [1, 1]]
+    assert [stage.name for stage in plan.graph if stage.kind in ("advantage", "algorithm", "transform")] == [
+        "mine",
+        "gtpo",
+    ]
+    plan = pipeline(algorithm=component("algorithm", mine))
     assert rows_of(plan.credit(example())[0]) == [[1, 1], [0], [1, 1, 1], [1, 1]]
-    assert "gtpo" not in [stage.name for stage in plan.graph]

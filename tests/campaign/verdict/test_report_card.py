@@ -115,6 +115,28 @@ def test_controls_are_families_of_their_own_and_take_no_power(directory, tmp_pat
     assert "there are 4 families" in note(analyze([replace(table, controls=("other",)) for table in tables]))
 
 
+@pytest.mark.parametrize("effect", [-0.05, 0.0, 0.05])
+def test_a_placebo_is_compared_with_its_method_and_says_what_is_not_shown(directory, effect):
+    tables = []
+    for table in read_campaign_tables(directory):
+        noise = random.Random(table.task)
+        copies = {
+            ("new shuffled", cell.seed): replace(
+                cell, condition="new shuffled", curve=((40, cell.result + effect + noise.gauss(0, 0.005)),)
+            )
+            for cell in table.of("new")
+        }
+        facts = {"controls": ("new shuffled",), "control_of": {"new shuffled": "new"}}
+        conditions = (*table.conditions, "new shuffled")
+        tables.append(replace(table, cells={**table.cells, **copies}, conditions=conditions, **facts))
+    found = [one for one in analyze(tables).comparisons if one.family.endswith("of controls")]
+    assert {(one.condition, one.against) for one in found} == {("new shuffled", "new")}
+    words = {-0.05: "worse", 0.0: "inconclusive", 0.05: "better"}
+    for one in found:
+        assert short(one) == words[effect]
+        assert ("so new is not shown to be better than this control" in conclusion(one)) is (effect >= 0)
+
+
 @pytest.mark.slow
 def test_a_claim_about_one_task_is_tested_alone(tmp_path):
     declared = {"at": "2026-01-01T00:00:00+00:00", "after": 0, "sha256": "0" * 64, "runs": 54, "terms": {}}

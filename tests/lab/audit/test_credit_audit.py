@@ -163,8 +163,11 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     assert (end["run"], start["step"], end["step"]) == (str(trained), 0, 2)
     assert set(end["methods"]) == {"grpo", *methods.split(",")}
     for one in end["methods"].values():
-        assert list(one) == ["effective_batch", "of_oracle", "bias", "noise", "correlation"]
-        assert all(list(figure) == ["value", "low", "high"] for figure in one.values())
+        assert list(one) == ["effective_batch", "of_oracle", "bias", "noise", "correlation", "of_placebo"]
+        assert all(list(figure) == ["value", "low", "high"] for figure in one.values() if figure)
+    with_placebo = {name for name, one in end["methods"].items() if one["of_placebo"]}
+    assert with_placebo >= {"oracle", "mine.doubled+gtpo", "mine.late_half"}
+    assert not with_placebo & {"grpo", "mine.doubled", "grpo+mine.halved"}
     # Half the size is the same direction with the same noise.
     assert end["methods"]["grpo+mine.halved"]["effective_batch"]["value"] == pytest.approx(1, abs=1e-3)
     assert end["methods"]["mine.doubled+gtpo"] != end["methods"]["mine.doubled"]
@@ -173,7 +176,7 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     page = (tmp_path / "audit.html").read_text()
     assert "Effective batch along the run" in page
     assert page.count("<h2>Step ") == 2
-    assert "mine.late_half" in page
+    assert "mine.late_half, against its weights shuffled within each row: " in page
     tex = (tmp_path / "audit.tex").read_text()
     assert tex.count(r"\begin{tabular}{lrrrrr}") == 2
     assert r"mine.late\_half & " in tex
@@ -184,8 +187,8 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     ("words", "text"),
     [
         (["--methods", "gropo"], 'did you mean "grpo"'),
-        (["--methods", "gtpo+grpo"], "is not an advantage with transforms"),
-        (["--methods", "vine+gtpo"], "is not an advantage"),
+        (["--methods", "gtpo+grpo"], "is not an advantage or an algorithm with transforms"),
+        (["--methods", "gtpo+vine"], "is not an advantage or an algorithm"),
         (["--step", "7"], "no checkpoint of step 7"),
     ],
 )
