@@ -16,9 +16,10 @@ from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import PLAN
 from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.analysis import compare
+from retrain.campaign.verdict.analysis import analyze, compare
 from retrain.campaign.verdict.judging import Contrast
 from retrain.campaign.verdict.looks import expected_seeds, look_levels
+from retrain.campaign.verdict.noise import noise_sources, pooled_deviation
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train, warm_start
@@ -163,10 +164,15 @@ def _parts(spent: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviation over seeds of the paired difference in the first outcome, and the source of the estimate."""
+    """Standard deviation over seeds of the paired difference in the first outcome, and the source of the estimate.
+
+    Attributes:
+        sources: how much of it is from the sample of problems; "" if nothing was measured.
+    """
 
     sd: float
     source: str
+    sources: str = ""
 
 
 def spread(loaded: LoadedCampaign, reached: float | None = None) -> Spread | None:
@@ -200,13 +206,11 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
         for pair in table.ladder or [(label, table.baseline) for label in table.conditions if label != table.baseline]
     ]
     compared = [comparison for comparison in compare(pairings, "baseline") if comparison.mean.dof > 0]
-    dof = sum(comparison.mean.dof for comparison in compared)
-    squares = sum(comparison.deviation**2 * comparison.mean.dof for comparison in compared)
     # With few pairs all differences can be equal; a standard deviation of 0 would then overstate the power.
-    if not squares:
+    if not (deviation := pooled_deviation(compared)):
         return None
     pairs = sum(comparison.count for comparison in compared)
-    return Spread(math.sqrt(squares / dof), f"measured in {pairs} pairs of finished runs")
+    return Spread(deviation, f"measured in {pairs} pairs of finished runs", noise_sources(analyze(tables)))
 
 
 def power(settings: Campaign, comparisons: int, noise: Spread | None) -> list[str]:
@@ -225,6 +229,7 @@ def power(settings: Campaign, comparisons: int, noise: Spread | None) -> list[st
         lines.append(_detectable(settings, max(6, exact), unit, comparisons, noise))
     if noise is not None:
         lines.append(f"standard deviation of the paired difference: {noise.sd:.3g} ({noise.source})")
+        lines += filter(None, [noise.sources])
     margin = settings.measured[0].margin
     if noise is not None and margin:
         needed = statistics.seeds_needed(margin, noise.sd, comparisons, settings.alpha)

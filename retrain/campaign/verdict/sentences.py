@@ -12,6 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Analysis, Comparison, claims
+from retrain.campaign.verdict.noise import noise_sources
 from retrain.campaign.verdict.results import ALL_TASKS, Cell
 from retrain.campaign.verdict.statistics import Estimate
 from retrain.campaign.verdict.verdict_kinds import KINDS
@@ -349,6 +350,7 @@ def notes(analysis: Analysis) -> list[str]:
         lines.append("McNemar's exact test speaks of these two models, not of the methods: train several seeds of each")
     if any(each.paired and not each.seeds and min(each.runs) for each in shown):
         lines.append("no seed in common: give --unpaired, or train both methods with the same seeds")
+    lines += filter(None, [noise_sources(analysis)])
     return [*lines, *circumstances(analysis), *lost_lines(analysis), *_findings(analysis)]
 
 
