@@ -94,7 +94,7 @@ def _last_attempt(run: RunKey, rows: Sequence[ResultRow], metric: str) -> tuple[
     if not dropped:
         return [*rows], ""
     name = f"{run[1]} seed {run[2]}"
-    sentence = f"{name} goes back {notes[0]}: {plural(len(dropped), 'row')} of an abandoned attempt are not used."
+    sentence = f"{name} goes back {notes[0]}: {plural(len(dropped), 'row')} of an abandoned attempt left out."
     return [row for index, row in enumerate(rows) if index not in dropped], sentence
 
 
