@@ -326,8 +326,15 @@ def _analyze_looks(tables: Sequence[Results], families: Sequence[Family]) -> Ana
     while passed < len(sizes) and _complete(tables, passed, stopped):
         look = Look(passed + 1, first.looks[passed], sizes, levels[passed], ended=True)
         for number, (name, contrasts) in enumerate(families):
-            members = [index for index in range(len(contrasts)) if (number, index) not in ended]
-            for index, comparison in _at_look(name, contrasts, tests[number], members, look).items():
+            equal: dict[int, int] = {}
+            members: list[int] = []
+            for index in range(len(contrasts)):
+                earlier = ended.get((number, index))
+                if earlier is None:
+                    members.append(index)
+                elif earlier.look and earlier.kind not in ("better", "worse"):
+                    equal[index] = earlier.look.number - 1
+            for index, comparison in _at_look(name, contrasts, tests[number], members, equal, look).items():
                 if comparison.kind in ("better", "worse", "equal", "not worse") or look.number == len(sizes):
                     ended[number, index] = comparison
         passed += 1
@@ -363,12 +370,17 @@ def _sequential(contrasts: Sequence[Contrast]) -> SequentialFamily:
 
 
 def _at_look(
-    family: str, contrasts: Sequence[Contrast], tests: SequentialFamily, members: Sequence[int], look: Look
+    family: str,
+    contrasts: Sequence[Contrast],
+    tests: SequentialFamily,
+    members: Sequence[int],
+    equal: Mapping[int, int],
+    look: Look,
 ) -> dict[int, Comparison]:
     """Test the open comparisons of a family at a look: index -> comparison over the seeds of this look."""
     spent = statistics.spending(look.sizes, contrasts[0].results.alpha)[look.number - 1]
-    corrected = tests.test(look.number - 1, members)
-    alone = {index: tests.test(look.number - 1, [index])[index] for index in corrected}
+    corrected = tests.test(look.number - 1, members, equal)
+    alone = {index: tests.test(look.number - 1, [index], {})[index] for index in corrected}
     tested = [
         Tested("exact", alone[index], corrected[index]) if index in corrected else Tested()
         for index in range(len(contrasts))

@@ -87,13 +87,16 @@ def expected_seeds(
         paired = (noise[1:] - noise[0]) / 2**0.5 + effect
         family = SequentialFamily(paired, sizes, [0.0] * comparisons, range(sizes[-1]), alpha, _SIGNS)
         remaining = [*range(comparisons)]
+        equal: dict[int, int] = {}
         for number, size in enumerate(sizes):
-            p = family.test(number, remaining)
+            p = family.test(number, remaining, equal)
             ended = {index for index in remaining if p.get(index, 1.0) <= spent[number]}
             if margin is not None:
                 means = {index: statistics.mean_of(paired[index, :size].tolist()) for index in remaining}
                 intervals = {index: mean.interval(levels[number]) for index, mean in means.items()}
-                ended |= {index for index, each in intervals.items() if -margin < each.low and each.high < margin}
+                inside = {index for index, each in intervals.items() if -margin < each.low and each.high < margin}
+                equal |= dict.fromkeys(inside - ended, number)
+                ended |= inside
             stays = [index for index in remaining if index not in ended] if size < sizes[-1] else []
             condition_seeds += size * (len(remaining) - len(stays)) / comparisons
             remaining = stays

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -216,18 +216,21 @@ class SequentialFamily:
         counts = [(~np.isnan(data[:, :size])).sum(axis=1) for size in sizes]
         self._enters = [count >= min_seeds_for_exact_test(alpha) for count in counts]
 
-    def test(self, look: int, members: Sequence[int]) -> dict[int, float]:
+    def test(self, look: int, members: Sequence[int], equal: Mapping[int, int]) -> dict[int, float]:
         """Return the corrected p-value of each open comparison at a look, at most alpha if it crosses a bound.
 
         Args:
             look: index of the look, counted from 0; the runs of this look and of earlier ones are complete.
             members: indices of the open comparisons. Those with too few pairs for the exact test have no value.
+            equal: comparisons that ended within a margin -> their look, after which their runs do not count. They stay
+                in the maximum: only a difference that was shown may lower the bounds of the others. (Without them .10
+                of the families of four without a difference have a false claim, with a margin of 1 sd and three looks.)
         """
         p: dict[int, float] = {}
         remaining = [index for index in members if self._enters[look][index]]
         highest = 0.0
         while remaining:
-            values = {index: self._stage_p(look, remaining, index) for index in remaining}
+            values = {index: self._stage_p(look, remaining, equal, index) for index in remaining}
             crossed = [index for index in remaining if values[index] <= self._spent[look]]
             for index in crossed or remaining:
                 highest = max(highest, values[index])
@@ -237,15 +240,16 @@ class SequentialFamily:
             remaining = [index for index in remaining if index not in crossed]
         return p
 
-    def _stage_p(self, look: int, members: Sequence[int], index: int) -> float:
+    def _stage_p(self, look: int, members: Sequence[int], equal: Mapping[int, int], index: int) -> float:
         """Return the share of sign vectors that cross a bound before this look, or are as extreme as observed at it."""
         alive = np.ones(len(self._evidence[0]), dtype=bool)
         p = 1.0
         for number in range(look + 1):
-            entered = [each for each in members if self._enters[number][each]]
+            looks = {each: min(number, equal.get(each, number)) for each in (*members, *equal)}
+            entered = [each for each, used in looks.items() if self._enters[used][each]]
             if not entered:
                 continue
-            highest = self._evidence[number][:, entered].max(axis=1)
+            highest = np.max([self._evidence[looks[each]][:, each] for each in entered], axis=0)
             dead = 1 - float(alive.mean())
             if self._enters[number][index]:
                 observed = self._evidence[number][0, index]

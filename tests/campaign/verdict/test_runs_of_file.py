@@ -311,7 +311,7 @@ def test_the_last_attempt_of_a_log_that_goes_back_counts(tmp_path):
     file = tmp_path / "t.csv"
     assert found.steps_note == (
         f"dapo seed 5 goes back from step 30 ({file}:49) to step 10 ({file}:50): "
-        "3 rows of an abandoned attempt are not used."
+        "3 rows of an abandoned attempt left out."
     )
     assert found.steps_note in compare(file).text
     down = [f"{method},0,{step},0.{step}" for method in ("a", "b") for step in (30, 20, 10)]

@@ -65,7 +65,7 @@ def test_one_look_is_the_step_down_max_t_test():
         paired = rng.normal(0.6, 1, size=(4, 8))
         family = SequentialFamily(paired, [8], [0.0] * 4, range(8))
         expected = max_t(paired)
-        found = family.test(0, range(4))
+        found = family.test(0, range(4), {})
         for index in range(4):
             assert (found[index] <= 0.05) == (expected[index] <= 0.05)
             assert found[index] == close(expected[index]) or expected[index] > 0.05
@@ -80,7 +80,7 @@ def test_a_design_without_an_effect_claims_at_most_its_level(size, kind):
         noise = rng.normal(size=(size + 1, 16)) if kind == "normal" else rng.exponential(size=(size + 1, 16))
         family = SequentialFamily(noise[1:] - noise[0], SIZES, [0.0] * size, range(16), draws=2000)
         spent = look_levels(SIZES)
-        claims += any(min(family.test(look, range(size)).values()) <= spent[look] for look in range(3))
+        claims += any(min(family.test(look, range(size), {}).values()) <= spent[look] for look in range(3))
     assert claims / 400 <= 0.085
 
 
@@ -127,6 +127,19 @@ def test_a_margin_ends_a_comparison_as_equal():
     (one,) = found.comparisons
     assert (short(one), one.look.number) == ("equal within 0.03", 1)
     assert max(abs(one.difference.low), abs(one.difference.high)) < 0.03
+
+
+def test_what_ended_as_equal_still_counts_in_the_family_but_its_later_runs_do_not():
+    paired = np.random.default_rng(5).normal(0.4, 1, size=(4, 16))
+    later = paired.copy()
+    later[0, 8:] = 100.0
+    with_equal, with_later_runs, without = (
+        SequentialFamily(data, SIZES, [0.0] * 4, range(16)).test(1, [1, 2, 3], equal)
+        for data, equal in ((paired, {0: 0}), (later, {0: 0}), (paired, {}))
+    )
+    assert with_equal == with_later_runs
+    assert all(with_equal[index] >= without[index] for index in without)
+    assert with_equal != without
 
 
 def test_a_withheld_verdict_stops_nothing():
