@@ -45,7 +45,7 @@ help:
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
 	@echo "make test-verifiers  train on what a harness of verifiers plays, in .venv-verifiers (600 MB)"
 	@echo "make faults  inject forty numbered faults into real runs and print what became of each"
-	@echo "make mutants break the mathematics on purpose and see that tests notice"
+	@echo "make mutants change PACKAGE=retrain/config at random, N=50 times, and see that tests notice"
 	@echo "make check   formatting, lint, types, layers, dead code, dependencies, prose, limits"
 	@echo "make format  rewrite the formatting in place"
 	@echo "make docs    build the documentation into site/"
@@ -115,8 +115,9 @@ test-verifiers: $(VENV)/.test $(HARNESS)/.ready
 faults: $(VENV)/.test
 	$(ENV) $(BIN)/python tests/faults/cases.py $(if $(JUNIT),--results $(JUNIT))
 
+# PACKAGE=retrain/config N=50 SEED=0: how many, and which.
 mutants: $(VENV)/.test
-	$(ENV) $(BIN)/python tests/mutants.py
+	$(ENV) $(BIN)/python tests/mutants.py $(or $(PACKAGE),retrain/algorithms) -n $(or $(N),50) --seed $(or $(SEED),0) --marks "$(SUITES) and not slow"
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -156,7 +157,7 @@ gpu-wheels: $(VENV)/.core
 		annotated-types jaxtyping pydantic pydantic-core tomli tomli-w typing-inspection wadler-lindig
 
 clean:
-	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) $(HARNESS) site wheels dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) $(HARNESS) site wheels dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .mutants .coverage
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
