@@ -1,15 +1,15 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
 
+from retrain import registry
 from retrain.config.load import load
 from retrain.config.rules import RULES
+from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
+from retrain.errors import ComponentError
 from retrain.registry import components
-from retrain.run.before.data_checks import check_data
 
 SHIPPED = Path(__file__).parents[2] / "configs"
 CONFIGS = sorted({*SHIPPED.glob("*.toml")} - {SHIPPED / "smollm2.toml"})  # tests/run has the other recipes
@@ -38,75 +38,6 @@ def test_the_resolved_configuration_is_json_and_complete(loaded):
     assert resolved["gtpo"] == {"beta": 0.3}
     params = {"beta": 0.3, "per": "episode"}
     assert resolved["components"]["transform"] == [{"name": "gtpo", "source": "built-in", "params": params}]
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_completions_must_leave_room_for_a_prompt_in_the_context_of_a_local_model(loaded, tmp_path, inside):
-    config = {"max_position_embeddings": 512}
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps({"text_config": config} if inside else config))
-    model = f'[model]\npath = "{tmp_path}/model"\n'
-    loaded(f"{model}[training]\nmax_tokens = 511\n")
-    text = f"{model}[training]\nmax_tokens = 512\n[eval]\nmax_tokens = 9000\n"
-    with pytest.raises(ConfigError, match="no room for a prompt in the model's 512 positions") as caught:
-        loaded(text)
-    assert [problem.key for problem in caught.value.problems] == ["[training] max_tokens", "[eval] max_tokens"]
-
-
-MODEL = '[model]\npath = "{path}"\n{more}\n'
-
-
-@pytest.mark.parametrize(
-    ("more", "warns"),
-    [
-        ('dtype = "bfloat16"\nrounding = "nearest"', True),
-        ('dtype = "bfloat16"', False),
-        ('dtype = "bfloat16"\nrounding = "nearest"\n[optimizer]\nlr = 2e-5', False),
-        ('dtype = "bfloat16"\nrounding = "nearest"\n[model.lora]', False),
-    ],
-)
-def test_updates_that_rounding_hides_are_warned_of(loaded, tmp_path, more, warns):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"dtype": "bfloat16"}')
-    found = [one.key for one in loaded(MODEL.format(path=tmp_path / "model", more=more)).warnings]
-    assert found == ["[model] dtype"] * warns
-    (tmp_path / "model" / "config.json").write_text('{"dtype": "float32"}')
-    assert not loaded(MODEL.format(path=tmp_path / "model", more=more)).warnings
-
-
-@pytest.mark.parametrize("more", ['dtype = "float32"', "[model.lora]"])
-def test_a_rounding_of_nothing_is_refused(loaded, more):
-    with pytest.raises(ConfigError, match=r"rounding: .*round"):
-        loaded(MODEL.format(path="a/b", more=f'rounding = "stochastic"\n{more}'))
-
-
-def test_sections_with_mistakes_do_not_hide_other_mistakes(loaded):
-    text = '[model]\npath = 3\n[[rewards]]\nweight = "x"\n[algorithm]\nuncertainty_kind = "x"\n[eval]\nevery = -1\n'
-    with pytest.raises(ConfigError, match="uncertainty_kind") as caught:
-        loaded(text)
-    assert [problem.line for problem in caught.value.problems] == [2, 3, 4, 6, 8]
-
-
-PHASES = [
-    ("[eval]\npass_at = [8]\n[training]\nbacth_size = 4\nmicro_batch_tokens = 10\n", [4], ("bacth", "batch"), [2, 5]),
-    ('[vllm]\nlora = "adapter"\n[eval]\nsamples = 2\npass_at = [3]\n[[rewards]]\nname = "exakt"\n', [7],
-     ("exakt", "exact"), [2, 5]),
-    ("[training]\ngrup_size = 6\nminibatches = 3\n", [2], ("grup", "group"), []),
-]  # fmt: skip
-"""TOML, the lines with mistakes in keys, what corrects those, and the lines that rules refuse then"""
-
-
-@pytest.mark.parametrize(("text", "keys", "correction", "rules"), PHASES)
-def test_rules_are_asked_once_the_keys_are_valid_and_then_all_of_them(loaded, text, keys, correction, rules):
-    def lines(text):
-        try:
-            loaded(text)
-        except ConfigError as error:
-            return [problem.line for problem in error.problems]
-        return []
-
-    assert lines(text) == keys
-    assert lines(text.replace(*correction)) == rules
 
 
 def test_every_section_with_rules_is_a_section_and_every_rule_says_what_it_demands():
@@ -162,27 +93,6 @@ scale = 3.0
         {"shift": 0.5},
     ]
     assert components.signal(f"own_column_{plugin}").params == {"scale": 3.0}
-
-
-def test_mistakes_in_a_plugins_parameters_have_their_place(loaded, plugin):
-    text = f"""[algorithm]
-transform_mode = "mod_{plugin}.own"
-[algorithm.transform_params]
-gian = 2.0
-"""
-    with pytest.raises(ConfigError, match=r"run\.toml:4:1: \[algorithm\.transform_params\] gian: unknown key"):
-        loaded(text)
-
-
-def test_a_component_of_another_kind_is_refused(loaded, plugin):
-    with pytest.raises(ConfigError, match="is a transform, not a advantage"):
-        loaded(f'[algorithm]\nadvantage_mode = "mod_{plugin}.own"\n')
-
-
-def test_a_reward_that_reads_what_no_completion_has_is_refused(loaded, tmp_path):
-    (tmp_path / "odd_reward.py").write_text("def fn(completion, color):\n    return 1.0\n")
-    with pytest.raises(ConfigError, match=r"\[\[rewards\]\] name: .*color"):
-        loaded('[[rewards]]\nname = "odd_reward.fn"\n')
 
 
 def test_parameters_come_from_the_table_and_then_from_the_entry(loaded):
@@ -281,77 +191,30 @@ def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(loa
     assert not config.unread
 
 
-READS = {
-    "return ctx.entropy_G": "reads entropy_G of its context, which has no such field; its fields: episode_advantages, ",
-    "return [[x] for x in ctx.logprob_G]": 'did you mean "logprobs_G"?',
-    "return ctx.rewards_G": "",
-    "return ctx.entropy_G if hasattr(ctx, 'entropy_G') else ctx.logprobs_G": "",
-    "try:\n        return ctx.entropy_G\n    except AttributeError:\n        return ctx.logprobs_G": "",
-    "ctx.mine = ctx.rewards\n    return ctx.mine": "",
-}
-
-
-@pytest.mark.parametrize(("body", "says"), READS.items())
-def test_a_field_that_no_context_has_is_refused(loaded, tmp_path, body, says):
-    name = f"reads_{abs(hash(body))}"
-    (tmp_path / f"{name}.py").write_text(f"def fn(ctx):\n    {body}\n")
-    text = f'[algorithm]\ntransform_mode = "{name}.fn"\n'
-    if not says:
-        assert loaded(text)
-        return
-    with pytest.raises(ConfigError, match=r"run\.toml:2:1: \[algorithm\] transform_mode") as caught:
-        loaded(text)
-    assert says in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("metric", "more", "says"),
+    ("chain", "loss", "expected"),
     [
-        ("reward/meen", "", 'no step reports "reward/meen"; did you mean "reward/mean"'),
-        ("loss/kl", "", 'the loss "kl" has weight 0; set [kl] weight above 0'),
-        ("loss/kl", "[kl]\nweight = 0.1\n", ""),
-        ("reward/exact", "", ""),
-        ("reward/number", "", 'no step reports "reward/number"'),
-        ("update/nonfinite", "", ""),
-        ("eval/acuracy", "", 'no evaluation measures "eval/acuracy"; did you mean "eval/accuracy"'),
+        ('["opsm", "mis"]', "ppo_clip", ["opsm", "mis"]),
+        ('["opsm"]', "ppo_clip", ["opsm", "tis"]),
+        ('["opsm"]', "ipo", ["opsm"]),
     ],
 )
-def test_a_run_stops_on_a_metric_that_its_steps_report(loaded, metric, more, says):
-    text = f'[training]\nstop_when = {{ metric = "{metric}", above = 0.5 }}\n{more}'
-    if not says:
-        assert loaded(text).config.training.stop_when.metric == metric
-        return
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        loaded(text)
+def test_a_correction_that_drops_tokens_stands_beside_one_that_weighs(loaded, chain, loss, expected):
+    text = f'[algorithm]\ntransform_mode = {chain}\n[rollout]\noverlap = 1\n[[loss]]\nname = "{loss}"\n'
+    assert [stage.name for stage in loaded(text).components.objective(exact=False).corrections] == expected
 
 
-USERS_LOSS = """
-from retrain import loss, signal
-
-@loss("of_rows")
-def of_rows(logprobs, advantages, response_mask):
-    return -logprobs * advantages
-
-@loss("of_micro_batch")
-def of_micro_batch(logprobs, advantages, response_mask):
-    return -logprobs * advantages / logprobs.detach()[response_mask].mean()
-
-@signal("mean_of_step")
-def mean_of_step(logprobs, response_mask):
-    return float(logprobs[response_mask].mean())
-
-@loss("of_step")
-def of_step(logprobs, advantages, response_mask, mean_of_step):
-    return -logprobs * advantages / mean_of_step
-"""
+def test_only_engines_that_say_so_sample_beside_the_trainer():
+    check_engine(registry.find("engine", "torch"))
+    check_engine(registry.find("engine", "vllm-server"))
+    for name in ("transformers", "vllm"):
+        with pytest.raises(ComponentError, match=name):
+            check_engine(registry.find("engine", name))
 
 
-@pytest.mark.parametrize("name", ["of_rows", "of_step", "of_micro_batch"])
-def test_a_loss_that_depends_on_its_micro_batch_is_refused(loaded, tmp_path, name):
-    (tmp_path / "users_loss.py").write_text(USERS_LOSS)
-    result = loaded(f'[[loss]]\nname = "users_loss.{name}"\n')
-    if name == "of_micro_batch":
-        with pytest.raises(ConfigError, match=r"on a row depend on the other rows.*signal that reads logprobs"):
-            check_data(result)
-    else:
-        check_data(result)
+def test_every_key_that_depends_on_another_names_one_of_the_same_component():
+    ties = [(component, key, tie) for component in components() for key, tie in component.traits.when.items()]
+    assert len(ties) > 10
+    for component, key, (other, values) in ties:
+        assert {key, other} <= set(component.schema.model_fields), (component.name, key)
+        assert values

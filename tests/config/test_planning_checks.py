@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 
 import pytest
 
@@ -45,24 +44,6 @@ log_planning_token_ratio = false
     assert planning(loaded('[hicra]\nstrategic_grams = "default"'))["strategic_grams"] == "default"
 
 
-REFUSED = [
-    ('[planning]\ndetector = "gram"', 2, 'there is no detector "gram"', 'did you mean "grams"'),
-    ('[planning]\ndetector = "semantic"\nembedder = "nowhere"', 3, "no directory", "sentence-transformer"),
-    ("[hicra]\nsg_n_range = [7, 9]", 2, "contains none of the 18", "2 to 3 words"),
-    ("[hicra]\nsg_n_range = [2, 3]\n[planning]\nsg_n_range = [2, 3]", 2, "the same setting", "keep one"),
-    ('[hicra]\nstrategic_grams = "[1]"', 2, "which is not a phrase", "as text with words"),
-]
-
-
-@pytest.mark.parametrize(("text", "line", "says", "fix"), REFUSED, ids=[row[0].replace("\n", " ") for row in REFUSED])
-def test_mistakes_have_a_place_and_a_fix(loaded, text, line, says, fix):
-    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
-        loaded(text)
-    problem = caught.value.problems[0]
-    assert problem.line == line
-    assert fix in problem.fix
-
-
 @pytest.mark.parametrize(
     ("text", "package", "key"),
     [
@@ -78,15 +59,3 @@ def test_a_missing_package_names_the_extra(loaded, monkeypatch, text, package, k
     [problem] = caught.value.problems
     assert problem.key == key
     assert "[grams]" in problem.fix
-
-
-def test_keys_that_the_detector_does_not_read_are_refused(loaded, tmp_path):
-    def refused(text):
-        with pytest.raises(ConfigError, match="does not read it") as caught:
-            loaded(f'[algorithm]\ntransform_mode = "hicra"\n{text}')
-        return [(one.line, one.key, one.problem) for one in caught.value.problems]
-
-    assert refused("[planning]\nmargin = 0.5") == [(4, "[planning] margin", 'detector = "grams" does not read it')]
-    (tmp_path / "own_planning_file.py").write_text("def fn(texts):\n    return [[] for _ in texts]\n")
-    text = '[planning]\ndetector = "own_planning_file.fn"\nwindow = 2\n[hicra]\nstrategic_grams = ["a b"]'
-    assert [row[:2] for row in refused(text)] == [(5, "[planning] window"), (7, "[hicra] strategic_grams")]

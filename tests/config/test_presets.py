@@ -6,7 +6,6 @@ import tomli
 from retrain import registry
 from retrain.config.load import load
 from retrain.config.presets import FOLDER, preset_names, preset_summary
-from retrain.errors import ConfigError
 from retrain.run.before.explain import explain
 
 DOCUMENTED = [
@@ -103,29 +102,6 @@ def test_keys_of_the_file_and_of_the_command_line_win_and_lists_replace_lists(ru
     assert loaded.overrides == ["--set rollout.max_resample=2", "--set algorithm.advantage_mode=grpo"]
 
 
-def test_a_key_that_replaces_one_of_the_preset_is_a_warning_unless_it_is_the_same(run):
-    text = '[ppo_clip]\neps_low = 0.2\neps_high = 0.3\n[[rewards]]\nname = "number"\n'
-    warnings = run(using("dapo", text), "rollout.max_resample=2", "training.minibatches=2").warnings
-    assert [(one.line, one.key, one.problem) for one in warnings] == [
-        (6, "rewards", 'replaces exact, overlong of preset "dapo"'),
-        (5, "[ppo_clip] eps_high", 'replaces 0.28 of preset "dapo"'),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("preset", "key", "same", "other"),
-    [
-        ("grpo", "reduction", '"token-mean"', '"seq-mean-token-mean"'),
-        ("dapo", "advantage_mode", '"vanilla"', '"dca"'),
-        ("sepa", "transform_mode", '["sepa", "gtpo"]', '["sepa", "gtpo", "hicra"]'),
-        ("hicra", "transform_mode", '["hicra"]', '["gtpo"]'),
-    ],
-)
-def test_another_name_of_the_preset_s_component_replaces_nothing(preset, key, same, other, run):
-    assert run(using(preset, f"{key} = {same}\n")).warnings == ()
-    assert "replaces" in str(run(using(preset, f"{key} = {other}\n")).warnings[-1])
-
-
 MINE = """
 [ppo_clip]
 eps_high = 0.3
@@ -148,18 +124,6 @@ def test_a_file_of_the_users_own_is_a_preset_relative_to_the_file_that_names_it(
     assert load(alone).resolved() == loaded.resolved(), "the text that a run directory keeps stands alone"
 
 
-def test_mistakes_of_a_preset_of_the_users_own_are_shown_in_it(run, tmp_path):
-    (tmp_path / "mine.toml").write_text("[ppo_clip]\neps_hihg = 0.3\n")
-    with pytest.raises(ConfigError, match=r"mine\.toml:2:1: \[ppo_clip\] eps_hihg: unknown key") as caught:
-        run(using("mine.toml"))
-    assert len(caught.value.problems) == 1
-    with pytest.raises(ConfigError, match=r"run\.toml:2:1: \[algorithm\] algorithm_mode: there is no file"):
-        run(using("nowhere.toml"))
-    (tmp_path / "mine.toml").write_text(using("dapo"))
-    with pytest.raises(ConfigError, match=r"mine\.toml:2:1: .*a preset must not name a preset"):
-        run(using("mine.toml"))
-
-
 def test_a_preset_may_be_named_on_the_command_line(run):
     assert run("", "algorithm.algorithm_mode=gspo").components.one("reduction").name == "sequence_mean"
 
@@ -167,29 +131,6 @@ def test_a_preset_may_be_named_on_the_command_line(run):
 def test_a_list_in_a_line_of_its_own_is_kept_as_it_is(run):
     loaded = run('rewards = [{ name = "number" }]\n' + using("dapo"))
     assert [bound.name for bound in loaded.components.all("reward")] == ["number"]
-
-
-def test_a_mistake_of_the_users_own_preset_is_shown_in_its_file(run, tmp_path):
-    """The size of the batch is the run file's, the number of minibatches the preset's."""
-    (tmp_path / "clip.toml").write_text(MINE)
-    with pytest.raises(ConfigError, match="do not divide into 2 equal parts") as caught:
-        run(using("clip.toml", "[training]\nbatch_size = 3\ngroup_size = 3\n"))
-    (mistake,) = caught.value.problems
-    assert (mistake.file, mistake.line) == (str(tmp_path / "clip.toml"), 5)
-
-
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [
-        ("dapoo", 'no algorithm named "dapoo"; did you mean "dapo"?'),
-        ("xyz", "known: chord, cispo, dapo, dca, dr_grpo, "),
-        ("plugins.nowhere.fn", "no module named"),
-    ],
-)
-def test_an_unknown_name_is_compared_with_presets(name, fix, run):
-    with pytest.raises(ConfigError, match=r"run.toml:2:1: \[algorithm\] algorithm_mode: ") as caught:
-        run(using(name))
-    assert fix in str(caught.value)
 
 
 def test_an_algorithm_of_the_users_still_replaces_the_chain(run):

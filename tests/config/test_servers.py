@@ -28,11 +28,6 @@ def test_one_table_serves_the_servers_and_the_run(tmp_path):
     assert loaded.components.named("engine", "vllm").params["max_model_len"] == 512
 
 
-def test_servers_need_addresses(tmp_path):
-    [problem] = problems(tmp_path, SERVER)
-    assert "vllm.urls" in problem.replace("[vllm] urls", "vllm.urls")
-
-
 NO_ADDRESSES = (
     *("127.0.0.1:8000", "http://127.0.0.1:8000/v1", "ftp://127.0.0.1:8000", "http://:8000", ""),
     *("http://[::1:8711", "http://[nonsense]:8711", "http://::1:8711", "http://127.0.0.1:99999", "http://127.0.0.1:0"),
@@ -49,38 +44,9 @@ def test_what_is_no_address_is_refused_with_its_place(tmp_path, url, engine):
     assert f'"{url}" is not the address of a server; write it as "http://127.0.0.1:8000"' in problem
 
 
-@pytest.mark.parametrize("twin", ["http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://localhost:8000"])
-def test_a_server_that_is_there_twice_is_refused(tmp_path, twin):
-    [problem] = problems(tmp_path, SERVER, "[vllm]", f'urls = ["http://127.0.0.1:8000", "{twin}"]')
-    assert "are the same server; remove one of the two" in problem
-
-
-def test_addresses_that_other_machines_reach_need_a_word(tmp_path):
-    lines = (SERVER, "[vllm]", 'urls = ["http://127.0.0.1:8000", "http://10.0.0.5:8000"]')
-    [problem] = problems(tmp_path, *lines)
-    assert ":4:" in problem
-    assert "other machines" in problem
-    assert problems(tmp_path, *lines, "allow_remote = true").warnings == ()
-
-
 def test_addresses_of_servers_that_nobody_asks_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     lines = ('[rollout]\nengine = "vllm"', "[vllm]", 'urls = ["http://127.0.0.1:8000"]')
     [problem] = problems(tmp_path, *lines)
     assert problem.startswith(f"{tmp_path}/run.toml:4:1: [vllm] urls: nothing in this run reads it")
     assert 'engine "vllm-server", or remove' in problem
-
-
-def test_what_serve_reads_may_stand_in_the_file_of_the_run(tmp_path):
-    table = ("[vllm]", 'urls = ["http://127.0.0.1:8000"]')
-    assert problems(tmp_path, SERVER, *table, "gpu_memory_utilization = 0.9", "max_model_len = 512").warnings == ()
-    [problem] = problems(tmp_path, SERVER, *table, "sleep = true")
-    assert "[vllm] sleep: nothing in this run reads it" in problem
-
-
-def test_an_adapter_by_itself_needs_adapters(tmp_path):
-    lines = (SERVER, "[vllm]", 'urls = ["http://127.0.0.1:8000"]', 'lora = "adapter"')
-    [problem] = problems(tmp_path, *lines)
-    assert problem.startswith(f"{tmp_path}/run.toml:5:")
-    assert "there is no adapter; set [model.lora]" in problem
-    assert problems(tmp_path, *lines, "[model.lora]").warnings == ()

@@ -78,6 +78,7 @@ def _deciding(node):
     return []
 
 
+@pytest.mark.repository
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_nothing_is_decided_by_the_name_of_a_component(file):
     built_in = [one for one in registry.components() if one.source == "built-in"]
@@ -212,6 +213,7 @@ def test_a_component_of_ones_own_is_checked_against_the_run(folder, name):
     assert "raised KeyError: 'nine'" in results[3][1]
 
 
+@pytest.mark.slow
 def test_it_trains_and_its_state_is_resumed(folder):
     sizes = [
         "training.batch_size=2",
@@ -290,41 +292,6 @@ def test_a_name_of_a_component_that_the_run_does_not_use_is_taken_too(tmp_path):
 
 def test_every_kind_is_a_public_decorator():
     assert all(getattr(retrain, name) is kind is getattr(registry, name) for name, kind in registry.KINDS.items())
-
-
-UNUSABLE = {
-    "reward": {
-        "def fn(completion):\n    yield 1.0": "is async or a generator",
-        "class fn:\n    def __init__(self, gpu):\n        pass\n    def __call__(self, answer): ...": "needs gpu",
-    },
-    "transform": {
-        "async def fn(ctx):\n    return ctx": "is async or a generator",
-        "from retrain import transform\n@transform('no_column_of_mine')\ndef fn():\n    return 1": "reads no column",
-        "class fn:\n    def state_dict(self): ...\n    def __call__(self, rewards): ...": "has only one of state_dict",
-    },
-    "task": {"class fn:\n    def problem(self, index): ...": "lacks heldout"},
-    "engine": {"class fn:\n    def sample(self, requests, sampling): ...": "lacks load_weights"},
-    "tracker": {
-        "class fn: ...": "lacks log",
-        "class fn:\n    def log(self, row, step): ...": r"log\(self, row, step\), but it is called as log\(step, ",
-        "class fn:\n    def log(self, step, metrics): ...\n    def close(self, code): ...": r"called as close\(\)",
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "source", "says"), [(kind, *case) for kind, cases in UNUSABLE.items() for case in cases.items()]
-)
-def test_what_train_would_refuse_is_found_by_validate(folder, kind, source, says):
-    name = f"unusable_{abs(hash((kind, source)))}"
-    (folder / f"{name}.py").write_text(source + "\n")
-    keys = {"reward": f'rewards=[{{name="{name}.fn"}}]', "transform": f"algorithm.transform_mode={name}.fn"}
-    keys |= {"task": f"task.name={name}.fn", "engine": f"rollout.engine={name}.fn"}
-    keys |= {"tracker": f'logging.trackers=["{name}.fn"]'}
-    (folder / "plain.toml").write_text("")
-    result = cli("validate", "plain.toml", "--set", keys[kind])
-    assert result.exit_code == 2
-    assert re.search(says, result.stderr)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.data.rows import Jsonl, Parquet
 from retrain.errors import DataError
 from retrain.registry import find
@@ -128,26 +126,3 @@ def test_what_is_typed_gets_the_template_and_the_system_prompt(tmp_path):
 def test_what_is_no_problem_is_named(tmp_path, row, params, says):
     with pytest.raises(DataError, match=re.escape(says)):
         read(tmp_path, row, **params)
-
-
-TOML = '[task]\nname = "jsonl"\n[jsonl]\npath = "data.jsonl"\n{keys}\n[warmup]\nsteps = 0\n'
-
-
-@pytest.mark.parametrize(
-    ("keys", "code", "says"),
-    [
-        ('answer_field = "gold"', 3, '[jsonl] path: bad row data.jsonl:1: no field "gold"; it has prompt, answer'),
-        (
-            'answer_field = ""',
-            2,
-            'reward "exact" reads the answer, but with [jsonl] answer_field = "" rows have none',
-        ),
-    ],
-)
-def test_validate_reads_the_first_rows(tmp_path, monkeypatch, keys, code, says):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.jsonl").write_text('{"prompt": "p", "answer": "a"}\n')
-    (tmp_path / "run.toml").write_text(TOML.format(keys=keys))
-    done = CliRunner().invoke(app, ["validate", "run.toml"])
-    assert done.exit_code == code
-    assert says in " ".join(done.output.split())
