@@ -31,6 +31,7 @@ def test_the_results_show_the_tables():
     assert read("exact-claims") == tables()
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_formulas():
     drawn = figures()
     assert {name: (IMAGES / name).read_text() for name in drawn} == drawn

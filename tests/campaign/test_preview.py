@@ -91,6 +91,7 @@ def test_the_probe_runs_two_steps_and_adds_up_what_a_campaign_takes(loaded, tmp_
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_probe_that_fails_says_why_with_the_exit_code_of_its_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.toml").write_text('[campaign]\n[model]\npath = "nobody/nothing"\n')

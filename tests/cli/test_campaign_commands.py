@@ -153,6 +153,7 @@ def test_a_dry_run_prints_the_matrix_and_writes_nothing(folder, cli):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize(
     ("seeds", "array", "limit"), [(3, "0-14%4", 1), (200, "0-999%4", 1), (201, "0-502%4", 2), (300, "0-749%4", 2)]
 )

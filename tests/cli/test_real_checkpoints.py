@@ -219,6 +219,7 @@ def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monk
     assert alone["accuracy"] == json.loads(before)["accuracy"]
 
 
+@pytest.mark.slow
 def test_adapters_resume_bit_for_bit(folder, train, cli):
     make_checkpoint(folder / "base", "gpt2")
     run, _ = train(*LORA)

@@ -258,6 +258,7 @@ def fatal(completion):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_to_the_same_bits_by_a_process_with_other_hashes(tmp_path):
     (tmp_path / "fatal.py").write_text(FATAL)
     (tmp_path / "run.toml").write_text(

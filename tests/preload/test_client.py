@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,24 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import folder_of_server
 from tests.forks import PYTHON, RETRAIN
 from tests.preload import client
 from tests.waiting import PATIENCE_S, alive, ends, fork_of, until
 
-SERVER = Path(os.environ["RETRAIN_TEST_SERVER"])
 REAL = str(Path(sys.executable).with_name("retrain"))
 EACH = pytest.mark.parametrize("python", [PYTHON, sys.executable], ids=["fork", "real"])
-FORKED = "import sys; print('torch' in sys.modules)"
 
 
 def run(*command: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
-
-
-def test_torch_is_imported_already():
-    assert run(PYTHON, "-c", FORKED).stdout == "True\n"
-    assert run(sys.executable, "-c", FORKED).stdout == "False\n"
 
 
 @EACH
@@ -173,33 +164,7 @@ def test_another_copy_of_the_package_is_started_in_full(tmp_path):
         assert done.stdout == "the copy\n", done.stderr
 
 
-@EACH
-def test_what_is_written_unbuffered_is_there_at_once(python):
-    source = "import os; print(1); os._exit(0)"
-    assert run(python, "-c", source, env=os.environ | {"PYTHONUNBUFFERED": "1"}).stdout == "1\n"
-    assert run(python, "-c", source, env=os.environ | {"PYTHONUNBUFFERED": ""}).stdout == ""
-
-
 def test_no_two_forks_draw_the_same_numbers():
     source = "import random, numpy; print(random.random()); print(numpy.random.rand())"
     one, other = (run(PYTHON, "-c", source).stdout.split() for _ in range(2))
     assert len({*one, *other}) == 4
-
-
-def test_a_client_that_is_killed_before_it_asks_costs_nobody_else_anything():
-    with subprocess.Popen([PYTHON, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        client.connect(SERVER).close()
-        assert run(PYTHON, "-c", FORKED).stdout == "True\n"
-        process.terminate()
-        assert ends(process) == 75
-
-
-@pytest.mark.slow  # it needs a server of its own
-def test_what_the_first_client_ignores_the_others_do_not(tmp_path):
-    folder = Path(folder_of_server())
-    client.install(folder)
-    python = str(folder / "bin" / "python")
-    run(python, "-c", "pass", preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
-    assert run(python, "-c", "import os; os.kill(os.getpid(), 15)").returncode == -signal.SIGTERM
-    shutil.rmtree(folder)

@@ -46,6 +46,7 @@ def loads(path, tmp_path):
     return False
 
 
+@pytest.mark.slow(but=2)
 @pytest.mark.parametrize("where", [".", "..", "../elsewhere"])
 def test_a_module_of_an_installed_distribution_is_not_the_users(installed, tmp_path, monkeypatch, where):
     (folder := installed / where).mkdir(exist_ok=True)

@@ -50,6 +50,7 @@ def test_a_verb_without_a_default_must_be_written():
         build("task", NoWeights)
 
 
+@pytest.mark.repository
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(SOURCES[0].parent)))
 def test_no_verb_is_looked_for_by_its_name(file):
     calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]

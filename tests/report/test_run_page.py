@@ -226,6 +226,7 @@ main()
 """
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_full_disk_ends_with_6_and_keeps_the_report_that_is_there(run, kept):
     if kept:

@@ -25,6 +25,7 @@ def threads_of(folder, threads, variables):
     return json.loads((run / "environment.json").read_text())["threads"]
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("threads", ['"auto"', "0"])
 def test_a_run_of_a_campaign_has_the_threads_of_its_slot(tmp_path, threads):
     """It is a fork of a process in which torch has been imported, and has asked for its number of threads."""

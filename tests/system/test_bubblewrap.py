@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomli
 
 from retrain.environments.contract import Limits
 from retrain.environments.env_pool import EnvPool, Launch
@@ -71,93 +72,14 @@ def tool(tmp_path_factory):
     made.pool.close()
 
 
-READS = {
-    "memory": """
-import os
-for pid in filter(str.isdigit, os.listdir('/proc')):
-    if int(pid) == os.getpid(): continue
-    try:
-        regions = [line.split()[0].split('-') for line in open(f'/proc/{pid}/maps') if ' rw' in line]
-        with open(f'/proc/{pid}/mem', 'rb', 0) as memory:
-            for low, high in regions:
-                memory.seek(int(low, 16))
-                found = memory.read(min(int(high, 16) - int(low, 16), 1 << 26)).find(b'GOLD' + b'ANSWER-7719')
-                if found >= 0: print('FOUND', pid)
-    except OSError: pass
-print('looked')
-""",
-    "environments and command lines": """
-import os
-for pid in filter(str.isdigit, os.listdir('/proc')):
-    for name in ('environ', 'cmdline'):
-        try: text = open(f'/proc/{pid}/{name}', 'rb').read()
-        except OSError: continue
-        if b'KEY-OF' + b'-THE-WORKER' in text or b'GOLD' + b'ANSWER' in text: print('FOUND', pid, name)
-print('looked')
-""",
-    "ptrace": """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-for pid in range(1, 700):
-    if pid != os.getpid() and libc.ptrace(16, pid, 0, 0) == 0: print('FOUND', pid)
-print('looked')
-""",
-    "process_vm_readv": """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-class Vec(ctypes.Structure): _fields_ = [('base', ctypes.c_void_p), ('len', ctypes.c_size_t)]
-here = ctypes.create_string_buffer(8)
-for pid in range(1, 700):
-    if pid != os.getpid():
-        ours, theirs = Vec(ctypes.addressof(here), 8), Vec(0x400000, 8)
-        libc.process_vm_readv(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
-        if ctypes.get_errno() not in (1, 3): print('FOUND', pid, ctypes.get_errno())
-print('looked')
-""",
-    "inherited files": """
-import os, stat
-for fd in range(3, 300):
-    try: mode = os.fstat(fd).st_mode
-    except OSError: continue
-    print('FOUND', fd, stat.filemode(mode))
-print('looked')
-""",
-    "roots and working directories of others": """
-import os
-for pid in filter(str.isdigit, os.listdir('/proc')):
-    for place in ('root', 'cwd'):
-        for folder, folders, files in os.walk(f'/proc/{pid}/{place}/work'):
-            if folder.count('/') > 5: folders.clear()
-            if 'pyproject.toml' in files: print('FOUND', folder)
-print('looked')
-""",
-    "handles of processes": """
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-for pid in range(1, 10):
-    handle = libc.syscall(434, pid, 0)
-    for file in range(20):
-        if handle >= 0 and pid != 2 and libc.syscall(438, handle, file, 0) >= 0:
-            print('OPENED', pid, file)  # of process 1, which holds what this one holds
-print('looked')
-""",
-    "other processes": """
-import os
-seen = [int(pid) for pid in os.listdir('/proc') if pid.isdigit()]
-if len(seen) > 2: print('FOUND', seen)
-for pid in range(1, 700):
-    try: os.kill(pid, 0)
-    except ProcessLookupError: continue
-    except PermissionError: print('FOUND', pid)
-print('looked')
-""",
-}
+ESCAPES = tomli.loads(Path(__file__).with_name("escapes.toml").read_text())
 
 
-@pytest.mark.parametrize("way", READS)
-def test_the_reference_answer_is_out_of_reach(tool, way):
-    assert tool(READS[way]).splitlines()[-1] == "looked"
-    assert "FOUND" not in tool(READS[way])
+@pytest.mark.parametrize("code", ESCAPES["reads"].values(), ids=ESCAPES["reads"])
+def test_the_reference_answer_is_out_of_reach(tool, code):
+    printed = tool(code)
+    assert printed.splitlines()[-1] == "looked"
+    assert "FOUND" not in printed
 
 
 def test_files_of_the_project_are_out_of_reach(tool):
@@ -184,76 +106,15 @@ def parents() -> set[str]:
     return {Path(place).parts[1] for one in places for place in (one, os.path.realpath(one))}
 
 
-WALK = """
-import os
-def walk():
-    for top in ('/', '/tmp', '/var', '/dev', '/run', os.path.expanduser('~')):
-        for folder, folders, files in os.walk(top):
-            if top == '/' or folder.count('/') > top.count('/') + 3: folders.clear()
-            yield folder, files
-"""
-LEAVES = {
-    "files everywhere": (
-        WALK
-        + """
-written = 0
-for folder, _ in walk():
-    try: written += open(os.path.join(folder, 'left-behind'), 'w').write('x')
-    except OSError: pass
-print('done' if written > 2 else written)
-""",
-        WALK + "print([folder for folder, files in walk() if 'left-behind' in files] or 'nothing')",
-    ),
-    "shared memory": (
-        """
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-print('done' if libc.shmget(7, 1 << 27, 0o1600) < 0 else 'SHARED')
-from multiprocessing import shared_memory
-try: shared_memory.SharedMemory('left', True, 1000)
-except OSError: pass
-""",
-        "import os; print([name for name in os.listdir('/dev/shm')] or 'nothing')",
-    ),
-    "queues": (
-        """
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-print('done' if libc.mq_open(b'/left', 0o102, 0o600, None) < 0 and libc.msgget(7, 0o1600) < 0 else 'QUEUE')
-""",
-        """
-import ctypes
-print('nothing' if ctypes.CDLL(None).mq_open(b'/left', 0) < 0 else 'QUEUE')
-""",
-    ),
-    "daemons": (
-        """
-import os, time
-try:
-    for _ in range(10):
-        if not os.fork():
-            os.setsid()
-            if not os.fork():
-                while True: time.sleep(0.01)
-            os._exit(0)
-except PermissionError: pass  # root in bubblewrap
-print('done')
-""",
-        "import os; print(len([pid for pid in os.listdir('/proc') if pid.isdigit()]) > 3 or 'nothing')",
-    ),
-}
-
-
-@pytest.mark.parametrize("way", LEAVES)
+@pytest.mark.parametrize("way", ESCAPES["leaves"].values(), ids=ESCAPES["leaves"])
 def test_nothing_is_left_for_a_later_call(tool, way):
-    first, then = LEAVES[way]
-    assert tool(first).splitlines()[0] == "done"
-    assert tool(then) == "nothing\n"
+    assert tool(way["first"]).splitlines()[0] == "done"
+    assert tool(way["then"]) == "nothing\n"
 
 
 def test_daemons_of_a_call_have_ended_when_it_returns(tool):
     before = _processes()
-    tool(LEAVES["daemons"][0])
+    tool(ESCAPES["leaves"]["daemons"]["first"])
     assert _processes() - before == set()
 
 
@@ -385,5 +246,5 @@ def test_a_machine_without_bubblewrap_is_named_with_the_fix(monkeypatch, tmp_pat
 def test_code_that_takes_too_long_ends_with_all_that_it_started():
     before = _processes()
     with pytest.raises(TimeoutError, match=r"more than 0\.5 s"):
-        bubblewrap.run(LEAVES["daemons"][0] + "\nwhile True: pass", 0.5, 99)
+        bubblewrap.run(ESCAPES["leaves"]["daemons"]["first"] + "\nwhile True: pass", 0.5, 99)
     assert _processes() - before == set()

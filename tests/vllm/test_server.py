@@ -297,33 +297,6 @@ def test_adapters_replace_each_other_and_a_server_started_anew_gets_base_and_ada
     engine.close()
 
 
-def test_the_work_of_a_frozen_server_is_done_by_the_other(servers, model, tmp_path):
-    engine = VllmServerEngine(model, tmp_path, "float32", urls=[one.url for one in servers], request_timeout_s=20.0)
-    engine.load_weights(model.state_dict(), 7)
-    group = servers[1].group
-    threading.Timer(0.3, os.killpg, [group, signal.SIGSTOP]).start()
-    groups = [sample(engine, PROMPTS, LONG) for _ in range(4)]
-    assert all(worst_error(model, PROMPTS, sampled, 1.0) < 1e-4 for sampled in groups)
-    assert engine.metrics()["sampler/servers"] == 1
-    os.killpg(group, signal.SIGCONT)
-    engine.load_weights(model.state_dict(), 8)
-    assert worst_error(model, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) < 2e-5
-    assert engine.metrics()["sampler/servers"] == 2
-
-
-def before(monkeypatch, url, path, count, then):
-    """Have something done before the request number `count` to that path of a server."""
-    call, left = http.Calls.__call__, [count]
-
-    def watched(calls, asked, *rest, **options):
-        left[0] -= asked.startswith(url + path)
-        if asked.startswith(url + path) and left[0] == 0:
-            then()
-        return call(calls, asked, *rest, **options)
-
-    monkeypatch.setattr(http.Calls, "__call__", watched)
-
-
 def overlap(monkeypatch, url):
     """Have a server in the middle of requests when it next loads weights: those before wait, and run when it does."""
     request, call = http.Calls.request, http.Calls.__call__
@@ -367,22 +340,6 @@ def test_two_ranks_sample_with_two_servers_as_one_process_does(servers, folder, 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one") <= 1e-5
     assert {row["sampler/servers"] for row in rows(tmp_path / "runs" / "two" / "metrics.jsonl")} == {2}
-
-
-def test_a_run_that_samples_ahead_goes_on_when_a_server_dies_in_the_middle_of_a_sync(
-    servers, folder, tmp_path, monkeypatch
-):
-    group = servers[1].group
-    before(monkeypatch, servers[1].url, "/collective_rpc", 3, lambda: os.killpg(group, signal.SIGKILL))
-    ahead = ("--set", "rollout.overlap=1", "--set", "reward_pool.workers=1")
-    ended = train(tmp_path, [*options(servers, folder, tmp_path, "ahead"), *ahead])
-    assert ended.exit_code == 0, ended.output
-    metrics = rows(tmp_path / "runs" / "ahead" / "metrics.jsonl")
-    assert [row["rollout/staleness"] for row in metrics] == [0, 1, 1, 1]
-    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
-    assert {row["sampler/servers"] for row in metrics} == {2, 1}
-    assert ends(servers[1].process) == 5
-    assert gone(group)
 
 
 CONTINUOUS = (
@@ -475,21 +432,3 @@ def test_episodes_of_the_same_weights_are_equal_in_distribution_on_every_engine(
         # What vLLM draws does not depend on what it samples at the same time, but for rounding.
         assert abs(other["accuracy"] - waves["accuracy"]) < 6 / episodes
         assert abs(other["avg_tokens"] - waves["avg_tokens"]) < 0.2
-
-
-def test_without_a_server_the_run_ends_with_exit_5_and_a_checkpoint(pair, folder, tmp_path, monkeypatch):
-    """The last server is told to stop in the middle of training."""
-    server = pair[0].wait()
-    group = server.group
-
-    def stop():
-        server.process.terminate()
-        assert ends(server.process) == 0
-
-    before(monkeypatch, server.url, "/collective_rpc", 3, stop)
-    ended = train(tmp_path, options([server], folder, tmp_path, "alone"))
-    assert ended.exit_code == 5, ended.output
-    assert "no vLLM server is usable" in ended.output
-    run = tmp_path / "runs" / "alone"
-    assert [one.name for one in (run / "checkpoints").iterdir()] == [f"step-{len(rows(run / 'metrics.jsonl')):06d}"]
-    assert gone(group)

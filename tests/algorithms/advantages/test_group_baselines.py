@@ -70,3 +70,13 @@ def test_maxrl_is_zero_for_means_at_or_below_eps():
 def test_grpo_std_takes_the_parameters_of_other_trainers():
     found = advantage("grpo_std", [1, 0, 0, 0], [0] * 4, ddof=1, eps=1e-4)
     assert found[0].item() == pytest.approx(0.75 / (0.5 + 1e-4), abs=1e-12)
+
+
+@pytest.mark.parametrize(("gamma", "warned"), [(0.01, False), (0.02, True)])
+def test_a_penalty_with_which_a_long_correct_answer_scores_below_a_wrong_one_is_warned_of(gamma, warned, recwarn):
+    found = advantage("grpo_lp", [1, 1, 0, 0], [0] * 4, gamma=gamma)
+    penalized = [1 - gamma, 1 - 2 * gamma, 0, 0]
+    assert found.tolist() == pytest.approx(credit.grpo_std(penalized), rel=1e-6)
+    said = [str(warning.message) for warning in recwarn.list]
+    assert len(said) == warned
+    assert all("gamma 0.02 * max_tokens 100 > 1" in text and text.endswith("use gamma <= 0.01") for text in said)

@@ -21,6 +21,7 @@ def start(folder, *arguments, program=command):
     )
 
 
+@pytest.mark.slow
 def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
     conditions = {
         "good": [0],

@@ -261,6 +261,7 @@ assert (folder / "model.safetensors").read_bytes() == before
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_file_whole_and_nothing_beside_it(tmp_path):
     done = run_script(FULL, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

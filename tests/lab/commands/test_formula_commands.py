@@ -9,6 +9,7 @@ from retrain.registry.component import REGISTERED
 from tests.forks import run_command
 
 
+@pytest.mark.slow
 def test_verify_prints_a_line_for_each_property(tmp_path):
     done = run_command("verify", "--trials", "5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

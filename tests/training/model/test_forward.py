@@ -46,6 +46,7 @@ def test_what_is_packed_and_what_is_not(kind):
     assert forward.cap == (0.05 if kind == "capped" else 0)
 
 
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_rounding_in_many_layers_is_no_reason_not_to_pack(seed):
     torch.manual_seed(seed)
