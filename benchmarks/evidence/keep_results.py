@@ -19,7 +19,8 @@ if __name__ == "__main__":
     columns += ["area"] * (columns[2] == "accuracy")  # it is that of the first outcome
     columns = ["task", *columns] if any(run.task for run in plan.cells) else columns
     with (campaign / "results.csv").open(newline="") as file:
-        rows = [{**row, **names[row["condition"]]} for row in csv.DictReader(file)]
+        rows = [row for row in csv.DictReader(file) if row["status"] != "missing"]  # a look stopped its condition
+    rows = [{**row, **names[row["condition"]]} for row in rows]
     with kept.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()

@@ -17,12 +17,12 @@ A claim that was declared again has the word of its last campaign.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tomli
 
@@ -31,6 +31,7 @@ from retrain.campaign.plan.outcome import Goal, Outcome
 from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.figures import keys as legend
 from retrain.campaign.verdict.figures import scatters
+from retrain.campaign.verdict.results import Cell
 from retrain.campaign.verdict.results_file import read_results_file
 from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.campaign.verdict.sentences import detects, short, texts
@@ -237,7 +238,7 @@ CLAIMS = (  # declared before their campaigns ran
         "An expert's rows help beside reinforcement learning, and not alone",
         "mix-imitation.csv",
         (*each(("mix",), (ACCURACY, "better")), *each(("grpo",), (ACCURACY, "not worse"))),
-        "Expert data alone are not enough",
+        "GRPO is no worse than copying an expert",
     ),
     Claim(
         "Two completions per prompt are enough",
@@ -288,7 +289,13 @@ def analysis(results: str, measure: Measure) -> Analysis:
     seeds, looks = campaign["seeds"], campaign.get("looks", ())
     order = seeds if isinstance(seeds, list) else range(seeds)
     declared = tuple(tuple(order[:size]) for size in (*looks, len(order))) if looks else ()
-    return analyze([replace(each, controls=controls, control_of=placebos, looks=declared) for each in tables])
+    facts: dict[str, Any] = {"controls": controls, "control_of": placebos, "looks": declared}
+    return analyze([replace(each, cells=_ended(each.cells) if looks else each.cells, **facts) for each in tables])
+
+
+def _ended(cells: Mapping[tuple[str, int], Cell]) -> dict[tuple[str, int], Cell]:
+    """Mark runs with a result as ended, which a file does not say and a look waits for."""
+    return {run: replace(cell, ended=cell.done) for run, cell in cells.items()}
 
 
 def comparisons(claim: Claim) -> list[Shown]:
