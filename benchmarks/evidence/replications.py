@@ -149,12 +149,6 @@ CLAIMS = (  # declared before their campaigns ran
         each(("rare: maxrl",), (PASS_8, "better"), (ACCURACY, None)),
         "MaxRL raises pass@8 where success is rare",
     ),
-    Claim(
-        "A mixture of easy and hard questions is learned no worse without the division",
-        "difficulty.csv",
-        each(("not divided",), (ACCURACY, "not worse"), (EASY, None), (HARD, None)),
-        "Without dividing by the spread, learning is as good",
-    ),
     Claim(  # declared together with the next one
         "HICRA helps where a plan decides, and harms nothing elsewhere",
         "credit.csv",
@@ -211,6 +205,12 @@ CLAIMS = (  # declared before their campaigns ran
         "Expert data help where the policy cannot start",
     ),
     Claim(
+        "An expert's rows help beside reinforcement learning, and not alone",
+        "mix-imitation.csv",
+        (*each(("mix",), (ACCURACY, "better")), *each(("grpo",), (ACCURACY, "not worse"))),
+        "GRPO is no worse than copying an expert",
+    ),
+    Claim(
         "Expert data help where success is rare",
         "mix-rare.csv",
         each(("mix",), (ACCURACY, "better"), (AREA, "better")),
@@ -223,6 +223,12 @@ CLAIMS = (  # declared before their campaigns ran
         "PRIME's process reward saves samples",
     ),
     Claim(
+        "A mixture of easy and hard questions is learned no worse without the division",
+        "difficulty.csv",
+        each(("not divided",), (ACCURACY, "not worse"), (EASY, None), (HARD, None)),
+        "Without dividing by the spread, learning is as good",
+    ),
+    Claim(
         "GTPO helps because of the tokens that it chooses",
         "placebo.csv",
         (*each(("planning: gtpo shuffled",), (WIDER, "worse")), *each(("planning: gtpo",), (WIDER, None))),
@@ -233,12 +239,6 @@ CLAIMS = (  # declared before their campaigns ran
         "placebo-sepa.csv",
         (*each(("planning: sepa shuffled",), (WIDER, "worse")), *each(("planning: sepa",), (WIDER, None))),
         "It matters which tokens SEPA credits",
-    ),
-    Claim(
-        "An expert's rows help beside reinforcement learning, and not alone",
-        "mix-imitation.csv",
-        (*each(("mix",), (ACCURACY, "better")), *each(("grpo",), (ACCURACY, "not worse"))),
-        "GRPO is no worse than copying an expert",
     ),
     Claim(
         "Two completions per prompt are enough",
@@ -422,7 +422,11 @@ def change(claim: Claim, one: Comparison) -> str:
     before, after = (fmean(table.values(label)) for label in (one.against, one.condition))
     digits = ".1f" if before > 1 else ".3f"
     numbers = [format(value, digits).removeprefix("0") for value in (before, after)]
-    return f"{plain_metric(one)} {numbers[0]} to {numbers[1]}"
+    return f"{PLAIN.get(plain_metric(one), plain_metric(one))} {numbers[0]} to {numbers[1]}"
+
+
+PLAIN = {"tokens/wrong": "tokens if wrong", "policy/entropy": "entropy", "area": "area under the curve"}
+"""Metric -> its name in the figures."""
 
 
 def plain_metric(one: Comparison) -> str:
