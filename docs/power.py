@@ -19,6 +19,7 @@ from retrain.campaign.verdict.statistics import (
     holm,
     max_t,
     mean_of,
+    nominal_levels,
     paired_tests,
     spending,
     unpaired_tests,
@@ -101,30 +102,65 @@ def unpaired(first: tuple[int, float], second: tuple[int, float], tables: int) -
 
 LOOKS = (8, 12, 16)
 """Seeds of the looks whose size, power and bias are simulated."""
+SEQUENTIAL = [
+    *((kind, (0.0,) * size, None) for kind in KINDS[:3] for size in SIZES),
+    *((KINDS[0], (effect,), None) for effect in (1.0, 1.5, 2.0)),
+    (KINDS[0], (2.0, 1.0, 0.0, 0.0), None),
+    *((KINDS[0], (0.0,) * size, 1.0) for size in SIZES),
+]
+"""Data, true differences and margin, both in standard deviations of a paired difference."""
 
 
-def looks(effect: float, tables: int) -> tuple[float, float, float]:
-    """Simulate one comparison under declared looks.
+def sequential(kind: str, effects: Sequence[float], margin: float | None, tables: int) -> dict[str, str]:
+    """Simulate families under declared looks.
 
-    Args:
-        effect: true difference in standard deviations of a paired difference.
-        tables: number of simulated comparisons.
     Returns:
-        Share that is better or worse, mean number of seeds, and mean difference where it stopped as a claim.
+        false claims: share of families in which a method without an effect is better or worse; named: share of each
+        true difference that is; equal: share of the other methods within the margin; seeds: mean of each method; bias:
+        mean estimate over the true difference, where a look before the last stopped it.
     """
-    rng = np.random.default_rng([*LOOKS, round(10 * effect)])
-    stopped: list[float] = []
-    seeds = 0
+    rng = np.random.default_rng([*LOOKS, len(kind), len(effects), round(10 * sum(effects))])
+    size = len(effects)
+    spent = spending(LOOKS)
+    levels = nominal_levels(LOOKS)
+    false = 0
+    claims = np.zeros(size)
+    within = np.zeros(size)
+    seeds = np.full(size, 0.0)
+    estimates: list[float] = []
     for _ in range(tables):
-        paired = rng.normal(effect, size=(1, LOOKS[-1]))
-        family = SequentialFamily(paired, LOOKS, [0.0], range(LOOKS[-1]))
-        levels = spending(LOOKS)
-        ends = (look for look in range(len(LOOKS)) if family.test(look, [0])[0] <= levels[look])
-        end = next(ends, None)
-        seeds += LOOKS[-1 if end is None else end]
-        if end is not None:
-            stopped.append(float(paired[0, : LOOKS[end]].mean()))
-    return len(stopped) / tables, seeds / tables, float(np.mean(stopped))
+        paired = simulated(kind, size, LOOKS[-1], rng) / 2**0.5 + np.asarray(effects)[:, None]
+        family = SequentialFamily(paired, LOOKS, [0.0] * size, range(LOOKS[-1]), draws=2000)
+        remaining = [*range(size)]
+        equal: dict[int, int] = {}
+        claimed_falsely = False
+        for look, count in enumerate(LOOKS):
+            p = family.test(look, remaining, equal)
+            ended = [index for index in remaining if p[index] <= spent[look]]
+            claimed_falsely |= any(effects[index] == 0 for index in ended)
+            claims[ended] += 1
+            early = [index for index in ended if effects[index] and count < LOOKS[-1]]
+            estimates += [float(paired[index, :count].mean()) / effects[index] for index in early]
+            inside: list[int] = []
+            for index in remaining if margin else ():
+                interval = mean_of(paired[index, :count].tolist()).interval(levels[look])
+                if index not in ended and -margin < interval.low and interval.high < margin:
+                    inside.append(index)
+            within[inside] += 1
+            equal |= dict.fromkeys(inside, look)
+            seeds[ended + inside if count < LOOKS[-1] else remaining] += count
+            remaining = [index for index in remaining if index not in (*ended, *inside)]
+        false += claimed_falsely
+    true = [index for index in range(size) if effects[index]]
+    return {
+        "false claims": f"{false / tables:.3f}" if len(true) < size else "-",
+        "named": ", ".join(f"{claims[index] / tables:.3f}" for index in true) or "-",
+        "equal": f"{within.mean() / tables:.3f}" if margin else "-",
+        "seeds": ", ".join(
+            dict.fromkeys(f"{number / tables:.1f}" for number in (seeds[true] if true else [seeds.mean()]))
+        ),
+        "bias": f"{np.mean(estimates):.2f}" if estimates else "-",
+    }
 
 
 def claimed_by_holm(paired: Any) -> list[bool]:
@@ -192,11 +228,12 @@ if __name__ == "__main__":
     for first, second in UNPAIRED:
         share = f"{unpaired(first, second, count):.3f}".replace("0.", ".", 1)
         print(f"| {first[0]} ({first[1]}) against {second[0]} ({second[1]}) | {share} |")
-    print("| true difference; looks at 8, 12 and 16 seeds | better or worse | seeds | mean where it stopped |")
-    print("|---|---|---|---|")
-    for effect in (0.0, 1.0, 1.5, 2.0):
-        share, seeds, mean = looks(effect, count)
-        print(f"| {effect:g} sd | {share:.3f} | {seeds:.1f} | {mean:.2f} sd |".replace(" 0.", " ."))
+    print("| data; differences in sd; margin | false claims | named | equal | seeds | estimate / truth |")
+    print("|---|---|---|---|---|---|")
+    for kind, effects, margin in SEQUENTIAL:
+        name = f"{kind}; {', '.join(f'{effect:g}' for effect in effects)}; {margin or '-'}"
+        row = sequential(kind, effects, margin, count)
+        print(f"| {name} | {' | '.join(row.values())} |".replace(" 0.", " ."))
     found = {(m, n): power_of(m, n, count) for m in SIZES for n in SEEDS}
     for which, name in enumerate(("verdicts", "Holm over exact p")):
         rows = {f"{name}, family of {m}": [found[m, n][which] for n in SEEDS] for m in SIZES}
