@@ -6,11 +6,13 @@ import json
 import platform
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,11 +50,15 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "vllm": ("vllm",),
 }
 """Extra -> the distributions that it installs."""
+_TAKEN = ("retrain", "torch", "pytest", "numpy")
+"""Modules that a test of the user's own imports."""
 _FOLDER = "name a file in a directory that you can write"
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE | NAME]", help="The file to write; with --plugin the name of the function.")
+    ] = Path("run.toml"),
     template: Annotated[
         str,
         typer.Option(
@@ -62,11 +68,16 @@ def init(
     ] = "quickstart",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the templates, and exit.")] = False,
+    plugin: Annotated[
+        str, typer.Option(help="advantage, transform, reward or loss: write NAME.py, a run file and a test instead.")
+    ] = "",
     skill: Annotated[bool, typer.Option("--skill", help="Write SKILL.md for coding agents instead.")] = False,
 ) -> None:
     """Write a commented configuration to start from, and next to it the schema with which editors complete keys."""
     if skill:
         return _write_skill(Path("SKILL.md"), force)
+    if plugin:
+        return _write_plugin(plugin, str(file), force)
     templates = _templates()
     if listed:
         for name, source in templates.items():
@@ -82,6 +93,24 @@ def init(
         file.write_text(f"#:schema {SCHEMA}\n" + text.replace("FILE", str(file)), encoding="utf-8")
         file.with_name(SCHEMA).write_text(schema_text() + "\n", encoding="utf-8")
     say(f"wrote {file}, and {SCHEMA} for editors\nnext: {_missing_data(text)}retrain train {file}")
+
+
+def _write_plugin(kind: str, name: str, force: bool) -> None:
+    """Write a function of the user's own, a run file that names it, and a test of the properties of its kind."""
+    kinds = {path.stem: path for path in sorted((Path(__file__).with_name("templates") / "plugin").iterdir())}
+    if kind not in kinds:
+        raise ConfigError.at("--plugin", kind, "there is no such template", f"use one of {', '.join(kinds)}")
+    if not name.isidentifier() or iskeyword(name) or name in sys.stdlib_module_names or name in _TAKEN:
+        problem = "is not a name that a module of yours can have"
+        raise ConfigError.at("--plugin", name, problem, f"retrain init --plugin {kind} my_{kind}")
+    parts = kinds[kind].read_text(encoding="utf-8").replace("NAME", name).split("--- ")[1:]
+    texts = {Path(file): text for file, _, text in (part.partition("\n") for part in parts)}
+    for file in texts:
+        _refuse_existing(file, force)
+    with writing(Path(name), _FOLDER):
+        for file, text in texts.items():
+            file.write_text(text, encoding="utf-8")
+    say(f"wrote {', '.join(map(str, texts))}\nnext: python -m pytest test_{name}.py, then retrain train {name}.toml")
 
 
 def _write_skill(file: Path, force: bool) -> None:

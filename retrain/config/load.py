@@ -128,16 +128,17 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     naming = [(name,) for name in (*(kind.key[0] for kind in registry.KINDS.values() if kind.key), *MIXED)]
     # A component that does not exist is one mistake, together with its table.
     absent = {slot.name for slot in named if slot.name not in registry.names(slot.kind)}
-    pending = _tables(
-        document, load_catalog, absent, may_import=bool(deferred) or any(path in wrong for path in naming)
-    )
+    may_import = bool(deferred) or any(path in wrong for path in naming)
+    # `my.loss.my_loss` reads [my_loss], which is then no misspelled [loss].
+    likely = {part for slot in deferred for part in slot.name.split(".")}
+    pending = _tables(document, load_catalog, absent, may_import, likely)
     _check_text(document, config)
     binder = Binder(document, named, config.plugins.search_paths, load_catalog)
     bound = {slot: binder.bind(slot) for slot in named if slot not in deferred}
     document.stop()
     bound |= {slot: binder.bind(slot) for slot in deferred}
     if pending:
-        _tables(document, cache(_known_keys), absent, may_import=False)
+        _tables(document, cache(_known_keys), absent)
     document.stop()
     tables = {name: table for name, table in document.data.items() if name not in Config.model_fields}
     components = {slot: component for slot in named if (component := bound[slot])}
@@ -245,7 +246,13 @@ def _check_text(document: Document, config: Config) -> None:
         )
 
 
-def _tables(document: Document, load_catalog: CatalogLoader, absent: Container[str], may_import: bool) -> bool:
+def _tables(
+    document: Document,
+    load_catalog: CatalogLoader,
+    absent: Container[str],
+    may_import: bool = False,
+    likely: Container[str] = (),
+) -> bool:
     """Validate the tables of components.
 
     Args:
@@ -253,6 +260,7 @@ def _tables(document: Document, load_catalog: CatalogLoader, absent: Container[s
         load_catalog: returns the keys of all tables.
         absent: names in the file that no component has; their tables are not judged.
         may_import: True if code that is not imported yet may declare further tables.
+        likely: names of tables that such code probably declares, even if they resemble others.
     Returns:
         True if a table is left that only such code can declare.
     """
@@ -272,7 +280,9 @@ def _tables(document: Document, load_catalog: CatalogLoader, absent: Container[s
                     tables.append(name)
                 else:
                     collect(document, error, load_catalog(), lambda location, table=name: (table, *location))
-        elif isinstance(document.data[name], dict) and may_import and not close(name, load_catalog()):
+        elif (
+            isinstance(document.data[name], dict) and may_import and (name in likely or not close(name, load_catalog()))
+        ):
             pending = True
         elif name not in entry_points and name not in absent:
             value = document.data[name]

@@ -1,10 +1,13 @@
 """Templates and recipes for a newcomer, and what Ctrl-C leaves."""
 
 import shlex
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
@@ -59,3 +62,40 @@ def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
     command = said.partition("continue with: ")[2]
     flags = ["--set", "training.seed=1", "--set", 'jsonl.system_prompt="Be brief."']
     assert shlex.split(command) == ["retrain", "train", "a.toml", *flags, "--ranks", "2", "--resume", "auto"]
+
+
+@pytest.mark.parametrize("kind", ["advantage", "transform", "reward", "loss"])
+def test_a_plugin_is_written_with_a_run_file_and_a_test(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"own_{kind}"
+    assert run("init", "--plugin", kind, name).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.py", f"{name}.toml", f"test_{name}.py"]
+    valid = run("validate", f"{name}.toml")
+    assert valid.exit_code == 0, valid.output
+    again = run("init", "--plugin", kind, name)
+    assert (again.exit_code, "exists already" in again.output) == (2, True)
+
+
+@pytest.mark.slow
+def test_the_tests_of_written_plugins_pass_and_fail_for_what_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind in ("advantage", "transform", "reward", "loss"):
+        assert run("init", "--plugin", kind, f"own_{kind}").exit_code == 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    (tmp_path / "own_advantage.py").write_text("def own_advantage(rewards):\n    return rewards\n")
+    assert b"test_equal_rewards_teach_nothing" in subprocess.run(command, cwd=tmp_path, capture_output=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--plugin", "adv", "x"], "there is no such template; use one of advantage, loss, reward, transform"),
+        (["--plugin", "advantage"], "is not a name that a module of yours can have"),
+        (["--plugin", "loss", "json"], "is not a name that a module of yours can have; retrain init --plugin loss my_"),
+    ],
+)
+def test_a_plugin_needs_a_kind_and_a_name(arguments, says):
+    result = run("init", *arguments)
+    assert (result.exit_code, says in result.output) == (2, True), result.output
