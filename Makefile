@@ -55,7 +55,14 @@ help:
 	@echo "make clean   remove the .venvs, caches and site/ (never runs/)"
 
 demo: $(VENV)/.core
+	@echo "A model of 1.4 M parameters that has seen mostly wrong sums learns to add: held-out accuracy rises from a third to about 90%,"
+	@echo "in one to three minutes on two cores. The screen shows the time that is left; Ctrl-C saves and stops."
 	$(BIN)/retrain train configs/quickstart.toml --fresh
+	@$(BIN)/retrain report runs/quickstart
+	@echo "next:"
+	@echo "  $(BIN)/retrain sample runs/quickstart                              ask the trained model"
+	@echo "  $(BIN)/retrain init --plugin advantage my_advantage                write an advantage of your own, with a run file and a test"
+	@echo "  $(BIN)/retrain campaign campaigns/quickstart.toml --dry-run        what it costs to find out which ingredient helps"
 
 llm: $(VENV)/.llm
 	$(BIN)/retrain model fetch smollm2
