@@ -177,7 +177,7 @@ def export(
     from retrain.run.export import export as write
     from retrain.run.export import push
 
-    write(trained, directory, dtype)
+    write(trained, directory, dtype, chat=True)
     say(f"{directory}: written")
     if push_to_hub:
         say(push(directory, push_to_hub, private))

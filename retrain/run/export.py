@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.errors import StorageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def export(trained: TrainState, folder: Path, dtype: str | None = None) -> None:
+def export(trained: TrainState, folder: Path, dtype: str | None = None, *, chat: bool = False) -> None:
     """Write model, tokenizer and model card to `folder`, on every rank.
 
     With LoRA this is the merged model, and `folder/adapter` holds the adapter. `folder/base` holds
@@ -35,6 +35,7 @@ def export(trained: TrainState, folder: Path, dtype: str | None = None) -> None:
             once at the end, to the weights that a run in bfloat16 evaluates. None selects
             "bfloat16" with `[model] rounding = "stochastic"`, whose weights are bfloat16 numbers,
             and "float32" otherwise.
+        chat: give a tokenizer without a chat template one, because servers of other programs need it for chats.
     Raises:
         StorageError: the folder cannot be written; it is unchanged.
     """
@@ -44,6 +45,8 @@ def export(trained: TrainState, folder: Path, dtype: str | None = None) -> None:
         stage = Path(place)
         dtype = dtype or ("bfloat16" if policy.settings.rounds else "float32")
         save_model(stage, policy.model, trained.loaded.tokenizer, _weights(trained), dtype)
+        if chat and getattr(trained.loaded.tokenizer, "chat_template", None) is None:
+            (stage / "chat_template.jinja").write_text(_plain_template(trained.loaded.tokenizer), encoding="utf-8")
         if trained.final is None:
             for name, part in trained.pipeline.stateful.items():
                 part.export(stage / name)
@@ -54,6 +57,14 @@ def export(trained: TrainState, folder: Path, dtype: str | None = None) -> None:
         if policy.adapter is not None:
             _save_adapter(trained, stage, card)
         write_card(stage, card)
+
+
+def _plain_template(tokenizer: Any) -> str:
+    """Return a chat template that joins the messages' texts, as `retrain serve` does for a model without a template."""
+    ids: list[int] = tokenizer("x")["input_ids"]
+    # Servers tokenize a rendered chat without the token that the tokenizer puts in front of a text.
+    begins = tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id
+    return ("{{ bos_token }}" if begins else "") + "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def _weights(trained: TrainState) -> Mapping[str, Tensor]:

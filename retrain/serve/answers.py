@@ -48,24 +48,25 @@ class Answers:
     """
 
     def __init__(self, given: ChatFields | TextFields, prompt_tokens: int, count: int) -> None:
-        self._given, self.count = given, count
+        self.given = given
+        self._count = count
         self._chat = isinstance(given, ChatFields)
         self._sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": 0}
-        prefix, kind = ("chatcmpl", "chat.completion") if self._chat else ("cmpl", "text_completion")
+        prefix = "chatcmpl" if self._chat else "cmpl"
         self._head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": MODEL["id"]}
-        self._kind = kind
 
     async def collect(self, running: AnswerParts) -> JsonObject:
         """Wait for all choices, and return the whole answer."""
-        parts: list[list[AnswerPart]] = [[] for _ in range(self.count)]
+        parts: list[list[AnswerPart]] = [[] for _ in range(self._count)]
         async for part in self.parts(running):
             parts[part.index].append(part)
-        choices = [self._choice(some) for some in parts]
-        return {**self._head, "object": self._kind, "choices": choices, "usage": self.usage}
+        choices = [self._choice(parts_of_choice) for parts_of_choice in parts]
+        kind = "chat.completion" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": self.usage}
 
     async def parts(self, running: AnswerParts) -> AsyncGenerator[AnswerPart]:
         """Yield parts until every choice has ended; raise the error that ended the request."""
-        left = self.count
+        left = self._count
         while left:
             part = await running.parts.get()
             if isinstance(part, RefusedError):
@@ -82,32 +83,33 @@ class Answers:
     def _choice(self, parts: Sequence[AnswerPart], streamed: bool = False) -> JsonObject:
         """Return one choice, or the next part of one."""
         text = "".join(part.text for part in parts)
-        scores = [one for part in parts for one in part.scores]
-        found: JsonObject = {"index": parts[0].index, "finish_reason": parts[-1].ended, "logprobs": None}
+        scores = [score for part in parts for score in part.scores]
+        choice: JsonObject = {"index": parts[0].index, "finish_reason": parts[-1].ended, "logprobs": None}
         if self._chat:
-            found["delta" if streamed else "message"] = {"role": "assistant", "content": text}
-            content = [_score(*one) for one in scores]
-            return found | ({"logprobs": {"content": content, "refusal": None}} if self._given.scored else {})
-        tokens, logprobs = [token for token, _ in scores], [score for _, score in scores]
-        listed = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": None}
-        return found | {"text": text} | ({"logprobs": listed} if self._given.scored else {})
+            choice["delta" if streamed else "message"] = {"role": "assistant", "content": text}
+            if self.given.scored:
+                choice["logprobs"] = {"content": [_score(*score) for score in scores], "refusal": None}
+            return choice
+        choice["text"] = text
+        if self.given.scored:
+            tokens = [token for token, _ in scores]
+            choice["logprobs"] = {
+                "tokens": tokens,
+                "token_logprobs": [score for _, score in scores],
+                "top_logprobs": None,
+            }
+        return choice
 
     def chunk(self, *parts: AnswerPart) -> JsonObject:
         """Return a part of a choice as an event; without one, the event with the numbers of tokens."""
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        found: JsonObject = {
+        event: JsonObject = {
             **self._head,
-            "object": kind,
+            "object": "chat.completion.chunk" if self._chat else "text_completion",
             "choices": [self._choice([part], streamed=True) for part in parts],
         }
-        if self._given.stream_options.include_usage:
-            found["usage"] = None if parts else self.usage
-        return found
-
-    @property
-    def with_usage(self) -> bool:
-        """True if the stream ends with the numbers of tokens."""
-        return self._given.stream_options.include_usage
+        if self.given.stream_options.include_usage:
+            event["usage"] = None if parts else self.usage
+        return event
 
 
 def _score(token: str, logprob: float) -> JsonObject:
@@ -119,7 +121,7 @@ async def events(running: AnswerParts, answers: Answers) -> AsyncGenerator[str]:
     try:
         async for part in answers.parts(running):
             yield _event(answers.chunk(part))
-        if answers.with_usage:
+        if answers.given.stream_options.include_usage:
             yield _event(answers.chunk())
         yield "data: [DONE]\n\n"
     except RefusedError as error:
@@ -128,5 +130,5 @@ async def events(running: AnswerParts, answers: Answers) -> AsyncGenerator[str]:
         running.given_up = True
 
 
-def _event(found: JsonObject) -> str:
-    return f"data: {json.dumps(found)}\n\n"
+def _event(content: JsonObject) -> str:
+    return f"data: {json.dumps(content)}\n\n"

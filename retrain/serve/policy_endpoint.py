@@ -25,7 +25,7 @@ from retrain.run.collectors.rollouts import train_sampling
 from retrain.run.run_context import RunContext
 from retrain.serve.chat_fields import MODELS, ContextLimits, TurnFields, fields
 from retrain.serve.chat_sessions import SessionConflictError, Sessions, TurnRequest, plain_messages
-from retrain.serve.http_app import Access, BodyReader, Endpoint, RefusedError, application, too_long, unless_gone
+from retrain.serve.http_app import Access, Endpoint, RefusedError, application, read_json, too_long, unless_gone
 from retrain.serve.http_server import HttpServer
 from retrain.system.files import writing
 from retrain.system.masking import masked
@@ -81,7 +81,6 @@ class PolicyEndpoint:
             context.config, context.trained.loaded, derive_seed(context.config.training.seed, "endpoint")
         )
         self._over, self._failure, self._received = threading.Event(), list[RetrainError](), time.monotonic()
-        self._bodies = BodyReader(self._limits.max_bytes)
         endpoints = [
             Endpoint("/v1/models", "GET", self._models),
             Endpoint("/v1/chat/completions", "POST", self._completed),
@@ -185,7 +184,7 @@ class PolicyEndpoint:
 
     async def _completed(self, call: WebRequest) -> Response:
         """Answer a chat request once its reply is sampled; cancel it if the client closes its connection."""
-        body = await self._bodies.read(call)
+        body = await read_json(call, self._limits.max_bytes)
         self._receive()
         given = fields(TurnFields, body)
         queued = await self._with_sessions(self._turn, _session(call), given)
@@ -213,7 +212,8 @@ class PolicyEndpoint:
 
     async def _rewarded(self, call: WebRequest) -> Response:
         """Store the reward of a session, and return the number of its rows."""
-        body, name = await self._bodies.read(call), str(call.path_params["name"])
+        body = await read_json(call, self._limits.max_bytes)
+        name = str(call.path_params["name"])
         self._receive()
         value = body.get("reward")
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_reward(value):
@@ -273,7 +273,7 @@ class PolicyEndpoint:
     def _record(self, rollouts: Sequence[Rollout]) -> None:
         if self._episodes is not None:
             with writing(self._episodes), self._episodes.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(one.row()) + "\n" for one in rollouts)
+                file.writelines(json.dumps(rollout.row()) + "\n" for rollout in rollouts)
 
 
 def _session(call: WebRequest) -> str:

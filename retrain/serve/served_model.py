@@ -8,10 +8,11 @@ import secrets
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
 from queue import Empty, SimpleQueue
 
 from starlette.requests import Request as WebRequest
@@ -23,26 +24,22 @@ from retrain.run.run_context import RunContext
 from retrain.serve.answers import AnswerPart, AnswerParts, Answers, events
 from retrain.serve.chat_fields import MODEL, MODELS, ChatFields, ContextLimits, TextFields, fields
 from retrain.serve.chat_sessions import plain_messages, untemplated
-from retrain.serve.http_app import (
-    Access,
-    BodyReader,
-    Endpoint,
-    RefusedError,
-    application,
-    too_long,
-    unless_gone,
-)
+from retrain.serve.http_app import Access, Endpoint, RefusedError, application, read_json, too_long, unless_gone
 from retrain.serve.http_server import HttpServer
 from retrain.system.masking import masked
 from retrain.training.chat import Chat
 from retrain.types import Completion, Request, Sampling
 
-_POLL_S, _LINGER_S = 0.2, 0.002
-"""Seconds between checks for the end; seconds to wait for simultaneous requests, which are sampled together."""
+_POLL_S = 0.2
+"""Seconds between checks for the end."""
+_LINGER_S = 0.002
+"""Seconds to wait for simultaneous requests, which are sampled together."""
 _SEGMENT = 32
 """Number of tokens after which new requests join, stop strings are looked for, and a stream gets its next text."""
-_MOST_RUNNING = 512
+_MOST_SAMPLED = 512
 """Largest number of completions that are sampled at the same time."""
+_MOST_CHOICES = 2048
+"""Largest number of choices of a request."""
 _LEAST_TEMPERATURE = 0.01
 """Least temperature above 0. Engines cannot divide by less; vLLM has the same limit."""
 
@@ -52,7 +49,7 @@ class ServedChoice:
     """A completion in progress.
 
     Attributes:
-        call: the request that it belongs to.
+        call: receives the parts of its text.
         index: its index in the request.
         prompt: token ids of the prompt.
         given: fields of the request.
@@ -84,12 +81,37 @@ class ServedChoice:
         return Request((*self.prompt, *self.ids), 1, count, derive_seed(self.stream, len(self.ids)))
 
 
+@dataclass(eq=False)
+class ServedRequest:
+    """A request in progress.
+
+    Attributes:
+        call: receives the parts of its choices.
+        unsampled: the choices that are not sampled yet. Each is made when its turn comes.
+        left: number of choices that have not ended.
+        begun: the choices that are sampled in part.
+    """
+
+    call: AnswerParts
+    unsampled: Iterator[ServedChoice]
+    left: int
+    begun: list[ServedChoice] = field(default_factory=list[ServedChoice])
+
+    def choices(self) -> Iterator[ServedChoice]:
+        """Yield the choices in the order in which they are sampled."""
+        yield from list(self.begun)
+        for choice in self.unsampled:
+            self.begun.append(choice)
+            yield choice
+
+
 class ServedModel:
     """Serves `/v1/models`, `/v1/chat/completions` and `/v1/completions` of a trained model.
 
     Requests are read in the server's thread and tokenized in another one. The thread that calls `work` samples all
-    completions in progress, `_SEGMENT` tokens at a time, so that new requests need not wait for long ones. Completions
-    of one temperature and top_p are sampled together.
+    completions in progress, `_SEGMENT` tokens at a time, so that new requests need not wait for long ones. If there are
+    more than `_MOST_SAMPLED` completions, requests take turns, so that a large request does not delay small ones.
+    Completions of one temperature and top_p are sampled together.
 
     The tokens of a request with a seed depend on the request alone, except for rounding: a sum over more rows may
     round differently. Other requests have random seeds.
@@ -110,8 +132,7 @@ class ServedModel:
         # A tokenizer is not thread-safe, so the thread that tokenizes has a copy.
         self._chat = replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer))
         self._tokenizing, self._over = ThreadPoolExecutor(1, "tokenize"), threading.Event()
-        self._queue = SimpleQueue[ServedChoice]()
-        self._bodies = BodyReader(self._limits.max_bytes)
+        self._queue = SimpleQueue[ServedRequest]()
         endpoints = [
             Endpoint("/v1/models", "GET", self._models),
             Endpoint("/v1/models/{name:path}", "GET", self._models),
@@ -123,63 +144,83 @@ class ServedModel:
 
     def work(self) -> None:
         """Sample until `request_stop` is called."""
-        running: list[ServedChoice] = []
+        requests: list[ServedRequest] = []
         try:
             while not self._over.is_set():
-                running = [one for one in running + self._new(running) if not one.call.given_up]
-                for setting in dict.fromkeys(one.setting for one in running):
-                    some = [one for one in running if one.setting == setting]
-                    requests, sampling = [one.request for one in some], self._sampling(setting)
-                    for one, [completion] in zip(some, self._context.sampler.sample(requests, sampling), strict=True):
-                        if self._extend(one, completion):
-                            running.remove(one)
+                requests += self._arrived(wait=not requests)
+                requests = [request for request in requests if not request.call.given_up]
+                self._sample(requests)
+                requests = [request for request in requests if request.left]
+                # With more requests than completions that are sampled, the others come first next time.
+                requests = requests[_MOST_SAMPLED:] + requests[:_MOST_SAMPLED]
         except BaseException as error:
             self._over.set()
-            for one in running:
-                one.call.put(RefusedError(500, masked(f"the server has failed: {type(error).__name__}: {error}")))
+            for request in requests:
+                request.call.put(RefusedError(500, masked(f"the server has failed: {type(error).__name__}: {error}")))
             raise
-        for one in running:
-            one.call.put(RefusedError(503, "the server is ending"))
+        for request in requests:
+            request.call.put(RefusedError(503, "the server is ending"))
 
-    def _new(self, running: Sequence[ServedChoice]) -> list[ServedChoice]:
-        """Return choices from the queue; wait for the first one if none is running."""
-        found: list[ServedChoice] = []
+    def _arrived(self, wait: bool) -> list[ServedRequest]:
+        """Return the requests in the queue; wait for the first one if `wait`."""
+        requests: list[ServedRequest] = []
         with suppress(Empty):
-            if not running:
-                found.append(self._queue.get(timeout=_POLL_S))
+            if wait:
+                requests.append(self._queue.get(timeout=_POLL_S))
                 time.sleep(_LINGER_S)
-            while len(running) + len(found) < _MOST_RUNNING:
-                found.append(self._queue.get_nowait())
-        return found
+            while True:
+                requests.append(self._queue.get_nowait())
+        return requests
+
+    def _sample(self, requests: Sequence[ServedRequest]) -> None:
+        """Sample the next tokens of the next choice of each request, then of a further one of each, and so on."""
+        turns = zip_longest(*[request.choices() for request in requests])
+        in_turn = (
+            (request, choice) for turn in turns for request, choice in zip(requests, turn, strict=True) if choice
+        )
+        sampled = list(islice(in_turn, _MOST_SAMPLED))
+        for setting in dict.fromkeys(choice.setting for _, choice in sampled):
+            together = [(request, choice) for request, choice in sampled if choice.setting == setting]
+            completions = self._context.sampler.sample(
+                [choice.request for _, choice in together], self._sampling(setting)
+            )
+            for (request, choice), [completion] in zip(together, completions, strict=True):
+                if self._extend(choice, completion):
+                    request.begun.remove(choice)
+                    request.left -= 1
 
     def _sampling(self, setting: tuple[float, float]) -> Sampling:
         seed = derive_seed(self._context.config.training.seed, "served")
         return self._context.trained.loaded.sampling(seed, *setting)
 
-    def _extend(self, one: ServedChoice, completion: Completion) -> bool:
+    def _extend(self, choice: ServedChoice, completion: Completion) -> bool:
         """Add tokens to a choice and send what is certain of its text; return True if the choice has ended."""
-        chat, stops, before = self._context.chat, one.given.stops, len(one.ids)
-        ids = (*one.ids, *completion.ids)
+        chat = self._context.chat
+        stops = choice.given.stops
+        before = len(choice.ids)
+        ids = (*choice.ids, *completion.ids)
         end = _stopped(chat, ids, stops)
-        one.ids = ids if end is None else ids[:end]
-        text = chat.decode(one.ids)
+        choice.ids = ids if end is None else ids[:end]
+        text = chat.decode(choice.ids)
         ended = None
         if end is not None:
-            ended, text = "stop", text[: min(place for stop in stops if (place := text.find(stop)) >= 0)]
+            ended = "stop"
+            text = text[: min(start for stop in stops if (start := text.find(stop)) >= 0)]
         elif completion.finish_reason == "stop":
             ended = "stop"
-        elif len(one.ids) >= one.limit:
+        elif len(choice.ids) >= choice.limit:
             ended = "length"
         else:  # the text may end within a character or a stop string
             text = text.rstrip("\ufffd")
-            text = text[: max(one.sent, len(text) - max(map(len, stops), default=1) + 1)]
-        new, scores = one.ids[before:], list[tuple[str, float]]()
-        if one.given.scored:
-            pieces = zip(chat.pieces(one.ids)[before:], new, completion.logprobs, strict=False)
-            ends = self._context.trained.loaded.stop_ids
-            scores = [(piece, score) for piece, token, score in pieces if token not in ends]
-        one.call.put(AnswerPart(one.index, text[one.sent :], len(new), scores, ended))
-        one.sent = max(one.sent, len(text))
+            text = text[: max(choice.sent, len(text) - max(map(len, stops), default=1) + 1)]
+        new = choice.ids[before:]
+        scores: list[tuple[str, float]] = []
+        if choice.given.scored:
+            pieces = zip(chat.pieces(choice.ids)[before:], new, completion.logprobs, strict=False)
+            stop_ids = self._context.trained.loaded.stop_ids
+            scores = [(piece, score) for piece, token, score in pieces if token not in stop_ids]
+        choice.call.put(AnswerPart(choice.index, text[choice.sent :], len(new), scores, ended))
+        choice.sent = max(choice.sent, len(text))
         return ended is not None
 
     def request_stop(self) -> None:
@@ -201,27 +242,31 @@ class ServedModel:
         return JSONResponse(MODEL if name else MODELS)
 
     async def _chat_completions(self, call: WebRequest) -> Response:
-        return await self._answer(call, fields(ChatFields, await self._bodies.read(call)))
+        return await self._answer(call, fields(ChatFields, await read_json(call, self._limits.max_bytes)))
 
     async def _completions(self, call: WebRequest) -> Response:
-        return await self._answer(call, fields(TextFields, await self._bodies.read(call)))
+        return await self._answer(call, fields(TextFields, await read_json(call, self._limits.max_bytes)))
 
-    async def _answer(self, call: WebRequest, given: ChatFields | TextFields) -> Response:
+    async def _answer(self, request: WebRequest, given: ChatFields | TextFields) -> Response:
         self._check_model(given.model)
+        texts = 1 if isinstance(given, ChatFields) else len(given.prompts)
+        if texts * given.n > _MOST_CHOICES:
+            raise RefusedError(
+                400, f"n: {texts} prompts with n = {given.n} are over {_MOST_CHOICES} choices", field="n"
+            )
         prompts = await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._prompts, given)
-        seed, running = secrets.randbits(62) if given.seed is None else given.seed, AnswerParts()
-        for index, (ids, limit) in enumerate(one for one in prompts for _ in range(given.n)):
-            self._queue.put(ServedChoice(running, index, ids, given, limit, derive_seed(seed, index)))
+        call = AnswerParts()
+        self._queue.put(ServedRequest(call, _choices(call, given, prompts), given.n * len(prompts)))
         if self._over.is_set():
             raise RefusedError(503, "the server is ending")
         answers = Answers(given, sum(len(ids) for ids, _ in prompts), given.n * len(prompts))
         if given.stream:
-            return StreamingResponse(events(running, answers), media_type="text/event-stream")
-        collected = asyncio.ensure_future(answers.collect(running))
+            return StreamingResponse(events(call, answers), media_type="text/event-stream")
+        collected = asyncio.ensure_future(answers.collect(call))
         try:
-            return JSONResponse(await unless_gone(call, collected))
+            return JSONResponse(await unless_gone(request, collected))
         finally:
-            running.given_up = True
+            call.given_up = True
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, MODEL["id"]):
@@ -239,7 +284,7 @@ class ServedModel:
                 return [self._limited(self._chat_ids(given), given)]
             if not given.prompts:
                 raise ValueError("there is no prompt")
-            return [self._limited(self._text_ids(one), given) for one in given.prompts]
+            return [self._limited(self._text_ids(prompt), given) for prompt in given.prompts]
         except (DataError, ValueError) as error:
             field = "messages" if isinstance(given, ChatFields) else "prompt"
             raise RefusedError(400, masked(str(error)), field=field) from None
@@ -254,8 +299,9 @@ class ServedModel:
         if isinstance(prompt, str):
             self._limits.check([{"role": "", "content": prompt}], ())
             return replace(self._chat, mode="off").prompt(prompt).ids
-        if wrong := [one for one in prompt if not 0 <= one < self._context.trained.loaded.vocabulary]:
-            raise ValueError(f"{wrong[0]} is not a token id of the model")
+        vocabulary = self._context.trained.loaded.vocabulary
+        if invalid := [token for token in prompt if not 0 <= token < vocabulary]:
+            raise ValueError(f"{invalid[0]} is not a token id of the model")
         return tuple(prompt)
 
     def _limited(self, ids: tuple[int, ...], given: ChatFields | TextFields) -> tuple[tuple[int, ...], int]:
@@ -268,6 +314,16 @@ class ServedModel:
                 f"has {self._limits.tokens:g}"
             )
         return ids, given.limit or int(min(default, free))
+
+
+def _choices(
+    call: AnswerParts, given: ChatFields | TextFields, prompts: Sequence[tuple[tuple[int, ...], int]]
+) -> Iterator[ServedChoice]:
+    """Yield the choices of a request, `given.n` of each prompt."""
+    seed = secrets.randbits(62) if given.seed is None else given.seed
+    for number, (ids, limit) in enumerate(prompts):
+        for index in range(number * given.n, (number + 1) * given.n):
+            yield ServedChoice(call, index, ids, given, limit, derive_seed(seed, index))
 
 
 def _stopped(chat: Chat, ids: Sequence[int], stops: Sequence[str]) -> int | None:

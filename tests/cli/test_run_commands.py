@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from tests.cli.conftest import PLUGINS
 from tests.forks import run_command
@@ -197,6 +198,11 @@ def test_export_report_and_status(run, cli, folder):
     assert (folder / "exported" / "model.safetensors").read_bytes() == (
         run / "model" / "model.safetensors"
     ).read_bytes()
+    assert not (run / "model/chat_template.jinja").exists(), "the run itself samples plain texts"
+    exported = AutoTokenizer.from_pretrained(folder / "exported")
+    asked = [{"role": "user", "content": "12+34?\n"}, {"role": "assistant", "content": "46"}]
+    ids = exported.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+    assert ids == exported("12+34?\n46")["input_ids"]
     assert cli("report", str(run)).exit_code == 0
     assert "<svg" in (run / "report.html").read_text()
     status = json.loads(cli("status", "--json").stdout)

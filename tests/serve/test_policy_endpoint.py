@@ -9,15 +9,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.datastructures import Headers
 
 from retrain.config.load import load
 from retrain.errors import ConfigError, EngineError, StorageError
 from retrain.run.before.environment_checks import check_endpoint
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume, run
-from retrain.serve import http_app, http_server
+from retrain.serve.chat_fields import ContextLimits
 from retrain.serve.chat_sessions import SessionConflictError, Sessions
-from retrain.serve.http_app import Access
+from retrain.serve.http_app import Access, RefusedError
 from retrain.serve.policy_endpoint import PolicyEndpoint, source_of_episodes
 from retrain.types import Completion, Rollout
 from tests.run.test_environment_runs import stored
@@ -270,22 +271,21 @@ def raw(url, data):
         return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()[9:12]
 
 
-@pytest.mark.slow
-def test_requests_that_are_long_slow_or_malformed_end_alone(parts, monkeypatch):
-    monkeypatch.setattr(http_app, "_BODY_S", 1.0)
-    monkeypatch.setattr(http_server, "_REQUEST_S", 1)
+def test_requests_that_are_long_or_malformed_end_alone(parts):
+    most = ContextLimits.of(parts).max_bytes
+    refused = {"Content-Length: 1\r\nContent-Length: 2\r\n\r\n": "400", "Host: localhost\r\n\r\n": "400"}
     head = f"POST {TURN} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    sent = {
-        "Content-Length: 999999999999\r\n\r\n": "413",
-        "Content-Length: 9\r\n\r\n{": "408",
-        "Content-Length: 1\r\nContent-Length: 2\r\n\r\n": "400",
-        "Content-Length": "",
-    }
-    long = {"messages": [user("1" * 500_000)]}
-    found, status = answered(
-        parts, lambda url: ({more: raw(url, f"{head}{more}".encode()) for more in sent}, post(url, TURN, long)[0])
+    found, long, longer = answered(
+        parts,
+        lambda url: (
+            {more: raw(url, f"{head}{more}".encode()) for more in refused},
+            post(url, TURN, {"messages": [user("1" * 500_000)]}),
+            post(url, TURN, "1" * (most + 1)),
+        ),
     )
-    assert (found, status) == (sent, 400)
+    assert found == refused
+    assert [long[0], longer[0]] == [400, 413]
+    assert all("context_length_exceeded" in answer[1]["error"]["message"] for answer in (long, longer))
 
 
 def test_a_refused_request_changes_nothing(parts):
@@ -406,6 +406,9 @@ def test_web_pages_foreign_names_and_programs_without_the_key_are_refused(parts)
 
     refused, taken = answered(parts, ask, key="key-of-ours")
     others = {
+        "page": 403,
+        "same port": 403,
+        "opaque": 403,
         "form": 415,
         "no type": 415,
         "no key": 401,
@@ -414,8 +417,18 @@ def test_web_pages_foreign_names_and_programs_without_the_key_are_refused(parts)
         "preflight": 405,
         "method": 405,
     }
-    assert refused == dict.fromkeys(refused, 403) | others
+    assert refused == dict.fromkeys(refused, 400) | others
     assert taken == [200] * 4
+
+
+def test_an_endpoint_on_all_addresses_accepts_every_name_but_no_other_web_page():
+    access = Access("0.0.0.0")
+    assert access.hosts == ["*"]
+    for origin in ("http://evil.example", "http://[", "null"):
+        with pytest.raises(RefusedError, match="other web pages"):
+            access.check(Headers({"origin": origin}))
+    access.check(Headers({"origin": "http://[::1]:3000"}))
+    assert {"[::1]", "localhost", "10.0.0.11"} <= {*Access("10.0.0.11").hosts}
 
 
 def test_a_file_of_episodes_that_cannot_be_written_is_an_error_at_the_start(parts, tmp_path):

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import pytest
@@ -122,6 +123,35 @@ def test_text_completions_take_several_prompts_and_token_ids(client, context):
     for prompt in (ids, [ids]):
         again = client.completions.create(model="policy", prompt=prompt, temperature=0, max_tokens=6)
         assert again.choices[0].text == found.choices[0].text
+
+
+def test_requests_take_turns_whatever_their_size(context, client, url, monkeypatch):
+    """Four completions are sampled at a time; a small request that arrives during a large one does not wait for it."""
+    monkeypatch.setattr(served_model, "_MOST_SAMPLED", 4)
+    monkeypatch.setattr(served_model, "_SEGMENT", 1)
+    arrived = []
+    choices, sample = served_model._choices, context.sampler.sample
+    monkeypatch.setattr(served_model, "_choices", lambda *given: (arrived.append(given), choices(*given))[1])
+    ended = []
+
+    def ask(name, **fields):
+        answer = client.completions.create(model="policy", prompt="12+34=", seed=3, max_tokens=4, **fields)
+        ended.append(name)
+        return [choice.text for choice in answer.choices]
+
+    def sample_after_both(*given):
+        assert until(lambda: len(arrived) == 2)
+        return sample(*given)
+
+    monkeypatch.setattr(context.sampler, "sample", sample_after_both)
+    with ThreadPoolExecutor() as threads:
+        large = threads.submit(ask, "large", n=100)
+        small = threads.submit(ask, "small", n=2)
+    assert ended == ["small", "large"]
+    assert small.result() == large.result()[:2], "the tokens of a request with a seed depend on the request alone"
+    assert len(large.result()) == 100
+    status, answer = post(url, TEXT, {"prompt": ["1+1="] * 1025, "n": 2})
+    assert (status, answer["error"]["param"], "2048" in answer["error"]["message"]) == (400, "n", True)
 
 
 def test_the_models_are_one_policy(client):
