@@ -28,7 +28,7 @@ def test_names_of_metrics_are_text_in_charts():
 NOTHING = Table([], [])
 PAGE = {
     "title": "a", "headline": "", "sentences": [], "remarks": [], "scope": "", "note": "", "measured": "",
-    "differences": NOTHING, "described": NOTHING, "premises": NOTHING, "conditions": [], "costs": NOTHING, "runs": [],
+    "differences": NOTHING, "described": NOTHING, "added": [], "conditions": [], "costs": NOTHING, "runs": [],
     "commands": [],
 }  # fmt: skip
 """A page of a comparison with nothing in it."""

@@ -1,10 +1,9 @@
-"""The declaration of a campaign's primary comparison: what it fixes, when it was made, and what changed since."""
+"""The declaration of a campaign's primary comparison: what it fixes, when it was made, and its earlier files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,16 +11,9 @@ from typing import Any
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.plan.plan_file import PLAN, REPORT, Declared, LooksDeclared, Plan, jobs, read_plan
-from retrain.config.positions import leaves
+from retrain.campaign.plan.plan_file import FILE, PLAN, REPORT, Declared, LooksDeclared, Plan, jobs, read_plan
 from retrain.config.resolve import LoadedConfig
-
-_ROLES = ("baseline", "primary")
-_HASH = "sha256"
-_SHOWN = 5
-"""Largest number of changes that the sentence lists; plan.json and JSON output have all of them."""
-_LONGEST = 60
-"""Largest number of characters of a value in a change."""
+from retrain.system.files import write_text
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,7 @@ class Declaration:
         at: time of the declaration, ISO 8601 in UTC.
         started, runs: number of runs that had started by then, and of all runs.
         sha256: hash of the campaign's file at that time.
-        changed: changes of the declaration since the first run had started.
+        earlier: names of the campaign's files of earlier declarations, if runs had started by then.
     """
 
     primary: str | None
@@ -45,7 +37,7 @@ class Declaration:
     started: int
     runs: int
     sha256: str
-    changed: tuple[str, ...]
+    earlier: tuple[str, ...]
 
     @property
     def late(self) -> bool:
@@ -61,8 +53,7 @@ class Declaration:
             begun = f"before any run had started {record}"
             return f"The primary comparison, {comparison}, was declared at {self.at}, {begun}."
         when = f"at {self.at}, after {self.started} of {self.runs} runs had started {record}"
-        shown = [*self.changed[:_SHOWN], *["..."] * (len(self.changed) > _SHOWN)]
-        changes = f" Changed since runs had started: {', '.join(shown)}." if self.changed else ""
+        changes = f" Earlier files of the campaign: {', '.join(self.earlier)}." if self.earlier else ""
         if self.primary is None:
             return f"The declaration of a primary comparison was withdrawn {when}.{changes}"
         return (
@@ -77,18 +68,18 @@ class Declaration:
 
 def declaration(plan: Plan) -> Declaration | None:
     """Return the declaration of a campaign's primary comparison; None if none was declared."""
-    found = plan.declared
-    if found is None:
+    declared = plan.declared
+    if declared is None:
         return None
     return Declaration(
         primary=plan.primary,
         baseline=plan.baseline or plan.cells[0].method,
         claim=plan.claim,
-        at=found["at"],
-        started=found["after"],
-        runs=found["runs"],
-        sha256=found["sha256"],
-        changed=tuple(found.get("changed", ())),
+        at=declared["at"],
+        started=declared["after"],
+        runs=declared["runs"],
+        sha256=declared["sha256"],
+        earlier=tuple(declared.get("earlier", ())),
     )
 
 
@@ -96,7 +87,7 @@ def declare(path: Path, loaded: LoadedCampaign) -> Declared | None:
     """Return the declaration of a campaign for its plan; call this before the plan is written.
 
     A declaration keeps its time while its terms are the same. A change before the first run has started replaces it.
-    A later change, also a withdrawal, makes a new declaration that lists all changes since then.
+    A later change, also a withdrawal, makes a new declaration, and a copy of the campaign's earlier file is kept.
 
     Args:
         path: directory of the campaign, with the earlier plan if there is one.
@@ -107,19 +98,25 @@ def declare(path: Path, loaded: LoadedCampaign) -> Declared | None:
     before = read_plan(path).declared if (path / PLAN).exists() else None
     started = _started(path)
     terms = _terms(loaded)
+    # Version 0.3 also recorded every key of the configurations, `baseline: training.max_steps`; the hashes cover them.
+    terms_before = {key: value for key, value in before["terms"].items() if ": " not in key} if before else {}
     if loaded.settings.primary is None:
         if before is None or not started:
             return None
-        terms = {**before["terms"], "primary": None, "claim": None}
-    if before and before["terms"] == (terms := _as_before(before["terms"], terms)):
+        terms = {**terms_before, "primary": None, "claim": None}
+    if before and terms_before == terms:
         return before
+    earlier: list[str] = []
+    if before and started:
+        earlier = [*before.get("earlier", ()), f"campaign-before-{len(before.get('earlier', ())) + 1}.toml"]
+        write_text(path / earlier[-1], (path / FILE).read_text(encoding="utf-8"))
     return Declared(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         after=len(started),
         runs=len(started | {job.id for job in jobs(loaded)}),
         sha256=hashlib.sha256(loaded.text.encode()).hexdigest(),
         terms=terms,
-        changed=_history(before, terms) if before and started else [],
+        earlier=earlier,
     )
 
 
@@ -179,66 +176,28 @@ def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
     """Return all settings that decide what the declared comparison tests, as JSON data.
 
     These are the labels, the level, the seeds, looks and warm starts, the tasks, the outcomes unless accuracy is the
-    only one, and the configuration of both conditions without the tables that do not affect results. A key has the
-    value that the file gives it, and the hash is of the configuration with its defaults. Seeds are part of it, because
-    adding seeds after a look at results is optional stopping.
+    only one, and hashes of both conditions' configurations. Seeds are part of it, because adding seeds after a look at
+    results is optional stopping.
     """
     settings = loaded.settings
     labels = {"baseline": loaded.baseline, "primary": settings.primary}
     terms: dict[str, Any] = {**labels, "claim": settings.claim, "alpha": settings.alpha}
     terms |= {"seeds": settings.seed_list, "warm_starts": settings.warm_starts, "tasks": settings.tasks}
     if settings.measured != (Outcome(),):  # left out otherwise, so that older declarations keep their time
-        terms["outcomes"] = [one.model_dump() for one in settings.measured]
+        terms["outcomes"] = [outcome.model_dump() for outcome in settings.measured]
     if settings.look_sizes:
         terms["looks"] = settings.look_sizes
     for role, label in labels.items():
-        for one, config in zip(loaded.conditions, loaded.configs, strict=True):
-            if one.method == label and one.task in ("", settings.claim):
-                terms[f"{role} {_HASH}"] = _hash(config)
-                terms |= {f"{role}: {key}": value for key, value in _configuration(loaded, one).items()}
+        for condition, config in zip(loaded.conditions, loaded.configs, strict=True):
+            if condition.method == label and condition.task in ("", settings.claim):
+                terms[f"{role} sha256"] = _hash(config)
     return json.loads(json.dumps(terms, default=str))
-
-
-def _configuration(loaded: LoadedCampaign, condition: Any) -> dict[str, Any]:
-    """Return the configuration of a condition's runs without their seed: dotted key -> value."""
-    data = loaded.cell_config(condition, loaded.settings.seed_list[0])
-    data["training"]["seed"] = condition.seed_offset
-    return {".".join(map(str, path)): value for path, value in leaves(data) if path[0] not in free_tables()}
 
 
 def _hash(config: LoadedConfig) -> str:
     """Return a hash of a configuration with its defaults, without the tables that do not affect results."""
-    bound = {one.component.table for found in config.components.bound.values() for one in found}
+    bound = {component.component.table for kind in config.components.bound.values() for component in kind}
     free = {*free_tables(), *bound}  # what a table of a bound component sets is among the component's parameters
     facts = {name: table for name, table in config.resolved().items() if name not in free}
     facts["components"].pop("tracker", None)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _as_before(old: Mapping[str, Any], terms: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the terms; a configuration that is only written differently, as with defaults, has its keys of before."""
-    found = dict(terms)
-    for role in _ROLES:
-        if old.get(f"{role} {_HASH}") == terms.get(f"{role} {_HASH}"):
-            found = {key: value for key, value in found.items() if not key.startswith(f"{role}: ")}
-            found |= {key: value for key, value in old.items() if key.startswith(f"{role}: ")}
-    return found
-
-
-def _history(before: Declared, terms: Mapping[str, Any]) -> list[str]:
-    """Return the changes of the earlier declaration and those from it to `terms`."""
-    old = before["terms"]
-    moved = old.get("claim") != terms.get("claim")  # to another task, whose settings differ in many keys
-    relabelled = [f"{role}: " for role in _ROLES if moved or old.get(role) != terms.get(role)]
-    keys = [key for key in dict.fromkeys((*old, *terms)) if not key.startswith(tuple(relabelled))]
-    keys = [key for key in keys if not key.endswith(_HASH)]
-    found = [
-        f"{key} {_shown(old.get(key))} -> {_shown(terms.get(key))}" for key in keys if old.get(key) != terms.get(key)
-    ]
-    return [*before.get("changed", ()), *found]
-
-
-def _shown(value: Any) -> str:
-    """Format a value of a change, cut after 60 characters."""
-    text = "unset" if value is None else json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

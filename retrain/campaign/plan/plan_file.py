@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
 from typing_extensions import TypedDict
 
-from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import LoadedCampaign
-from retrain.campaign.plan.testbed_version import sha256
 from retrain.config.schema import Array, Seed
 from retrain.errors import ConfigError
 from retrain.system.records import read_object
@@ -29,6 +28,7 @@ def _inside(path: str) -> str:
 _Path = Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$"), AfterValidator(_inside)]
 
 PLAN = "plan.json"
+FILE = "campaign.toml"
 REPORT = "report.html"
 
 
@@ -60,20 +60,6 @@ class Job:
         return self.condition.removeprefix(f"{self.task}: ")
 
 
-class Premise(TypedDict):
-    """The premise of a task, as the task declares it.
-
-    Attributes:
-        about: first sentence of the task's docstring.
-        bounds: metric of an evaluation -> (smallest, largest value) before training.
-        sha256: hash of the task's definition; "" without a premise.
-    """
-
-    about: str
-    sha256: NotRequired[str]
-    bounds: dict[str, Annotated[tuple[float, float], Array]]
-
-
 class Declared(TypedDict):
     """The declaration of a campaign's primary comparison.
 
@@ -83,7 +69,7 @@ class Declared(TypedDict):
         runs: number of all runs by then, including those of an earlier plan.
         sha256: hash of the campaign's file.
         terms: settings that decide what the declared comparison tests, by key.
-        changed: changes of the terms since the first run had started.
+        earlier: names of the campaign's files of earlier declarations, if runs had started by then.
     """
 
     at: str
@@ -91,7 +77,7 @@ class Declared(TypedDict):
     sha256: str
     runs: Seed
     terms: dict[str, Any]
-    changed: NotRequired[list[str]]
+    earlier: NotRequired[list[str]]
 
 
 class LooksDeclared(TypedDict):
@@ -119,14 +105,13 @@ class Plan(Campaign):
         seeds_reported: number of seeds of a report after which seeds were added without looks; None if there is none.
         ladder: pairs (condition, against) in which the first extends the second.
         control_of: control -> the condition that it is compared with, if that is not the baseline.
-        premises: name of the task -> its premise.
         cells: all runs.
 
     Raises:
         ValueError: baseline, primary, controls or ladder name a condition without runs.
     """
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")  # facts of `extensions`, by their names
 
     file: str = ""
     folder: str = ""
@@ -136,7 +121,6 @@ class Plan(Campaign):
     seeds_reported: Seed | None = None
     ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array] = ()
     control_of: dict[str, str] = Field(default_factory=dict[str, str])
-    premises: dict[str, Premise] = Field(default_factory=dict[str, Any])
     cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
 
     @property
@@ -205,6 +189,14 @@ def jobs(loaded: LoadedCampaign) -> list[Job]:
     ]
 
 
+def extensions() -> dict[str, Any]:
+    """Return the modules of the entry point group `retrain.campaign`, which add facts to plans and reports, by name.
+
+    `planned(campaign)` returns JSON data for plan.json, and `reported(data, tables)` the `AddedFacts` of the report.
+    """
+    return {point.name: point.load() for point in entry_points(group="retrain.campaign")}
+
+
 def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
     """Return the content of plan.json.
 
@@ -221,7 +213,6 @@ def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
         "baseline": loaded.baseline,
         "ladder": loaded.ladder,
         "control_of": loaded.control_of,
-        "premises": _premises(loaded),
         "looks": loaded.settings.look_sizes[:-1],
         **loaded.settings.model_dump(
             include={
@@ -243,17 +234,5 @@ def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
             }
         ),
         "cells": [asdict(job) for job in jobs(loaded)],
-    }
-
-
-def _premises(loaded: LoadedCampaign) -> dict[str, Premise]:
-    tasks = {condition.task: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
-    components = {name: config.components.one("task").component for name, config in tasks.items() if name}
-    return {
-        name: Premise(
-            about=" ".join((component.target.__doc__ or "").partition("\n\n")[0].split()),
-            bounds=dict(registry.task.traits_of(component).premise),
-            sha256=sha256(tasks[name]),
-        )
-        for name, component in components.items()
+        **{name: module.planned(loaded) for name, module in extensions().items()},
     }

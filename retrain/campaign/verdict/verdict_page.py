@@ -26,7 +26,6 @@ from retrain.system.files import plain_files, write_text, writing
 
 _TOKENS = 400
 """Largest number of tokens of a completion in the credit map."""
-_PLAIN = run_facts.Premises(Table.of([]), (), "")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ def write_report(directory: Path) -> Report:
         StorageError: the campaign cannot be read, an entry of it is a link, or the report cannot be written.
     """
     tables = read_campaign_tables(directory)
-    analysis, premises = analyze(tables), run_facts.premises_of(directory, tables)
+    analysis = analyze(tables)
+    added = run_facts.added_facts(directory, tables)
     every = tables
     if tables[0].task:  # then a row of results.csv is a run of one task
         every = [read_campaign(directory, outcome=one) for one in analysis.outcomes]
@@ -61,19 +61,19 @@ def write_report(directory: Path) -> Report:
     plain_files(directory, deep=False)
     with writing(directory):
         pages = {table.task: run_pages(table, directory) for table in analysis.main}
-        contents = _contents(analysis, commands, premises)
+        contents = _contents(analysis, commands, added)
         write_text(html, fill("campaign.html", **contents, **_evidence(analysis, pages)))
         write_text(text, fill("campaign.md", **contents))
         write_text(tex, paper(analysis))
         drawings = write_figures(directory / FOLDER, exported(analysis))
         files = (html, text, tex, *run_facts.write_tables(every, directory), *drawings)
-    shown = "\n".join([sentences.text(analysis), *(f"  {line}" for line in premises.remarks)])
+    shown = "\n".join([sentences.text(analysis), *(f"  {line}" for facts in added for line in facts.remarks)])
     return Report(analysis, shown, files)
 
 
 def render(analysis: Analysis, commands: Sequence[str]) -> str:
     """Render the report as an HTML document, without links to run reports. Equal input gives equal text."""
-    return fill("campaign.html", **_contents(analysis, commands, _PLAIN), **_evidence(analysis, {}))
+    return fill("campaign.html", **_contents(analysis, commands, ()), **_evidence(analysis, {}))
 
 
 def paper(analysis: Analysis) -> str:
@@ -123,7 +123,7 @@ def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
     return {place: str(page.relative_to(directory)) for place, page in pages.items() if page.exists()}
 
 
-def _contents(analysis: Analysis, commands: Sequence[str], premises: run_facts.Premises) -> dict[str, Any]:
+def _contents(analysis: Analysis, commands: Sequence[str], added: Sequence[run_facts.AddedFacts]) -> dict[str, Any]:
     """Return the values of the templates that HTML and Markdown share."""
     first = analysis.first
     count = plural(len(analysis.main), "task") + ", " if first.task else ""
@@ -131,10 +131,10 @@ def _contents(analysis: Analysis, commands: Sequence[str], premises: run_facts.P
     scope += f"the result of a run is its {'' if first.outcome.summary == 'mean' else 'last '}{first.outcome.label}"
     return {
         "title": first.name.partition(": ")[0],
-        "scope": f"{scope}; baseline {first.baseline}{'; ' * bool(premises.version)}{premises.version}",
+        "scope": "; ".join([scope, f"baseline {first.baseline}", *(facts.scope for facts in added if facts.scope)]),
         "headline": sentences.headline(analysis),
         "sentences": [sentences.sentence(one) for one in analysis.shown],
-        "remarks": [*sentences.notes(analysis), *premises.remarks],
+        "remarks": [*sentences.notes(analysis), *(line for facts in added for line in facts.remarks)],
         "note": sentences.note(analysis),
         "differences": differences(analysis),
         "described": described(analysis),
@@ -142,7 +142,7 @@ def _contents(analysis: Analysis, commands: Sequence[str], premises: run_facts.P
         "costs": Table.of([spent(first, one) for one in first.conditions] if _scatters(analysis) else []),
         "threshold": first.threshold,
         "measured": first.outcome.label,
-        "premises": premises.table,
+        "added": [(facts.title, facts.table) for facts in added if facts.table.rows],
         "runs": [(table.task, runs(table)) for table in analysis.main],
         "commands": commands,
     }

@@ -2,6 +2,7 @@
 
 runs/NAME/
     campaign.toml  plan.json                 a copy of the campaign's file, and the list of its runs
+    campaign-before-N.toml                   files of declarations that changed after a run had started
     cells/CONDITION/sSEED/                   an ordinary run directory, and in addition
         config.toml                          complete configuration: `retrain train` on it repeats the run
         log.txt  outcome.json                output and outcome of the run
@@ -21,7 +22,7 @@ import tomli
 
 from retrain.campaign.plan.declaration import declare, declare_looks, seeds_reported
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
-from retrain.campaign.plan.plan_file import PLAN, REPORT, Job, jobs, plan_of, read_outcome, read_plan
+from retrain.campaign.plan.plan_file import FILE, PLAN, REPORT, Job, jobs, plan_of, read_outcome, read_plan
 from retrain.config.document import show
 from retrain.config.positions import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
@@ -147,12 +148,12 @@ def _write(path: Path, loaded: LoadedCampaign) -> None:
         run.mkdir(parents=True, exist_ok=True)
         if not (run / "config.resolved.json").exists():
             write_text(run / "config.toml", loaded.cell_toml(condition, seed))
-    write_text(path / "campaign.toml", loaded.text)
     history = {
         "declared": declare(path, loaded),
         "looks_declared": declare_looks(path, loaded),
         "seeds_reported": seeds_reported(path, loaded),
     }
+    write_text(path / FILE, loaded.text)
     write_text(path / PLAN, json.dumps(plan_of(loaded, **history), indent=2) + "\n")
 
 

@@ -328,6 +328,6 @@ def test_every_condition_is_run_on_every_task_with_its_settings(campaign, tmp_pa
     directory = create(loaded)
     assert [job.path for job in directory.jobs][:2] == ["cells/strategy-grpo/s0", "cells/strategy-mine/s0"]
     assert tomllib.loads((directory.path / "cells/noisy-mine/s1/config.toml").read_text())["task"]["name"] == "noisy"
-    premise = read_plan(directory.path).premises["strategy"]
+    premise = read_plan(directory.path).model_extra["premises"]["strategy"]
     assert premise["about"].startswith("Greedy decoding is wrong, a rarer answer is right")
-    assert premise["bounds"]["accuracy"] == (0.15, 0.45)
+    assert premise["bounds"]["accuracy"] == [0.15, 0.45]
