@@ -127,6 +127,7 @@ class Document:
         """Apply one `--set key=value`, and return the canonical key; a value that is not TOML is a string."""
         name, equals, typed = text.partition("=")
         path: Path = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
+        path = ALIASES.get(path, path)
         value = _value(typed.strip())
         secret = any(literal_secrets({part: value}) for part in name.strip().split("."))
         flag = f"--set {name}={HIDDEN}" if secret else f"--set {text}"
@@ -135,21 +136,44 @@ class Document:
         elif len(path) > _MAX_PARTS:
             problem = f"the key has {len(path)} parts"
         else:
-            path = ALIASES.get(path, path)
-            problem = _set(self.data, path, value)
+            around = [path[:depth] for depth in range(1, len(path) + 1)]
+            problem = self.set(path, value, {part: Place(flag, 0, 0, part) for part in around})
         if problem:
             fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
             return path
-        self.forget(path)
         if not isinstance(value, str):
             self.typed[path] = typed.strip()
         if (other := ALTERNATIVES.get(path)) is not None:
             self.data[other[0]].pop(other[1], None)
             self.forget(other)
-        for depth in range(1, len(path) + 1):
-            self.places.setdefault(path[:depth], Place(flag, 0, 0, path[:depth]))
         return path
+
+    def set(self, path: Path, value: Any, places: Mapping[Path, Place]) -> str:
+        """Set `value` at `path`, creating tables on the way; return the error in the path, or "".
+
+        An index equal to a list's length appends to it.
+
+        Args:
+            path: canonical key.
+            value: the value; it replaces a table as a whole.
+            places: places of the value and of what it contains. Tables around it keep the places that they have.
+        """
+        node: Any = self.data
+        part: Any
+        for depth, part in enumerate(path):
+            if problem := _no_child(node, part, show(path[:depth])):
+                return problem
+            if isinstance(node, list) and part == len(node):
+                node.append({})
+            if depth == len(path) - 1:
+                node[part] = value
+            else:
+                inner: Any = [] if isinstance(path[depth + 1], int) else {}
+                node = node.setdefault(part, inner) if isinstance(node, dict) else node[part]
+        self.forget(path)
+        self.places = {**places, **self.places}
+        return ""
 
     def take_text(self, error: ValidationError, table: Path = ()) -> bool:
         """Give keys that must be text the text that `--set` typed for them; return True if a value changed.
@@ -163,7 +187,7 @@ class Document:
         wrong = {(*table, *detail["loc"]) for detail in error.errors() if detail["type"] == "string_type"}
         changed = wrong & self.typed.keys()
         for path in changed:
-            _set(self.data, path, self.typed.pop(path))
+            self.set(path, self.typed.pop(path), {path: self.places[path]})
         return bool(changed)
 
     def override_all(self, texts: Iterable[str]) -> list[Path]:
@@ -328,31 +352,30 @@ def merge(document: Document, path: Path, value: Any, source: Document, at: Path
         at: path of the value in `source`.
     """
     if isinstance(value, dict):
+        if not set_already(document.data, path):
+            document.set(path, {}, {})
         if at in source.places:
             document.places.setdefault(path, source.places[at])
-        _table(document, path)
         for key, inner in value.items():
             merge(document, (*path, key), inner, source, (*at, key))
         return
     path = ALIASES.get(path, path)
-    table = _table(document, path[:-1])
-    if table is None:
-        document.problems.append(source.at(at, f"{show(path[:-1])} is not a table", "name a key of a table"))
-        return
-    table[str(path[-1])] = copy.deepcopy(value)
-    document.forget(path)
-    for key_path in [key_path for key_path in source.places if key_path[: len(at)] == at]:
-        document.places[(*path, *key_path[len(at) :])] = source.places[key_path]
+    places = {
+        (*path, *key_path[len(at) :]): place for key_path, place in source.places.items() if key_path[: len(at)] == at
+    }
+    if problem := document.set(path, copy.deepcopy(value), places):
+        document.problems.append(source.at(at, problem, "name a key of a table"))
 
 
-def _table(document: Document, path: Path) -> dict[str, Any] | None:
-    """Return the table at `path`, creating missing tables; None if the path leads through another value."""
-    node: Any = document.data
-    for part in path:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            return None
-    return node
+def set_already(data: Any, path: Path) -> Path:
+    """Return the shortest part of `path` at which `data` has another value than a table, or all of it, or ()."""
+    for depth, part in enumerate(path, 1):
+        if isinstance(part, str) and part not in data:
+            return ()
+        data = data[part]
+        if not isinstance(data, dict) and not (depth < len(path) and isinstance(path[depth], int)):
+            return path[:depth]
+    return path
 
 
 def canonical(key: str) -> str:
@@ -384,25 +407,8 @@ def _value(text: str) -> Any:
     return document["value"] if len(document) == 1 else text
 
 
-def _set(data: dict[str, Any], path: Path, value: Any) -> str:
-    """Set `value` at `path`, creating tables on the way; return the error in the path, or ""."""
-    node: Any = data
-    part: Any
-    for depth, part in enumerate(path):
-        if problem := _no_child(node, part, show(path[:depth])):
-            return problem
-        if isinstance(node, list) and part == len(node):
-            node.append({})
-        if depth == len(path) - 1:
-            node[part] = value
-        else:
-            inner: Any = [] if isinstance(path[depth + 1], int) else {}
-            node = node.setdefault(part, inner) if isinstance(node, dict) else node[part]
-    return ""
-
-
 def _no_child(node: Any, part: str | int, name: str) -> str:
-    """Return why `part` cannot be set in `node`, or ""; an index equal to a list's length appends to it."""
+    """Return why `part` cannot be set in `node`, or ""."""
     if isinstance(node, list):
         fits = isinstance(part, int) and part <= len(node)
         return "" if fits else f"{name} is a list of {len(node)} items, and {part!r} is not one of its indices"

@@ -11,9 +11,9 @@ from typing import Any
 
 from retrain import registry
 from retrain.algorithms.transforms.token_stages import transform_chain
-from retrain.config.document import PRESET_KEY, Document, flat, fork, merge, overlap, read, show
+from retrain.config.document import PRESET_KEY, Document, Place, flat, fork, merge, overlap, read, set_already, show
 from retrain.config.positions import Path, leaves
-from retrain.config.presets import FOLDER, Preset, preset_names, put, set_already
+from retrain.config.presets import FOLDER, Preset, preset_names
 from retrain.config.sections.heldout import EvalSet
 from retrain.registry.built_in import BUILT_IN
 from retrain.system.files import expanded
@@ -72,8 +72,7 @@ def _expand(document: Document, source: Document, name: str) -> Preset:
         if set_at:
             _keep(document, preset, path, set_at)
         else:
-            put(document.data, path, value)
-            _place(document, source, name, path)
+            document.set(path, value, _places(document, source, name, path))
     document.lower = set()
     return preset
 
@@ -91,13 +90,13 @@ def _keep(document: Document, preset: Preset, path: Path, set_at: Path) -> None:
         preset.replaced.append(place)
 
 
-def _place(document: Document, source: Document, name: str, path: Path) -> None:
-    """Take the places of a key of the preset; the place of a built-in one is the key that names it."""
+def _places(document: Document, source: Document, name: str, path: Path) -> dict[Path, Place]:
+    """Return the places of a key of the preset; the place of a built-in one is the key that names it."""
     places = {key_path: place for key_path, place in source.places.items() if overlap(key_path, path)}
     naming = document.places.get(PRESET_KEY)
     if naming is not None and name in preset_names():
         places = {at: replace(naming, typed=place.typed, preset=name) for at, place in places.items()}
-    document.places = places | document.places
+    return places
 
 
 def _targets(path: Path, value: Any) -> list[Any]:

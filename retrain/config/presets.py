@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from retrain import registry
-from retrain.config.document import Document
+from retrain.config.document import Document, set_already
 from retrain.config.positions import Path, leaves
 from retrain.errors import ConfigProblem
 
@@ -57,22 +57,4 @@ def apply_task_settings(document: Document) -> None:
         return
     for path, value in leaves(registry.task.traits_of(registry.find("task", name)).settings):
         if not set_already(document.data, path):
-            put(document.data, path, copy.deepcopy(value))
-
-
-def set_already(data: Any, path: Path) -> Path:
-    """Return the shortest part of `path` at which the document sets a value, or ()."""
-    for depth, part in enumerate(path, 1):
-        if isinstance(part, str) and part not in data:
-            return ()
-        data = data[part]
-        if not isinstance(data, dict) and not (depth < len(path) and isinstance(path[depth], int)):
-            return path[:depth]
-    return path
-
-
-def put(data: Any, path: Path, value: Any) -> None:
-    """Set the value at a path, creating missing tables."""
-    for part in path[:-1]:
-        data = data[part] if isinstance(part, int) else data.setdefault(part, {})
-    data[str(path[-1])] = value
+            document.set(path, copy.deepcopy(value), {})
