@@ -48,12 +48,12 @@ class Asked(NamedTuple):
         try:
             return Outcome.model_validate(values)
         except ValidationError as error:
-            one, metric = error.errors()[0], values["metric"]
-            found = "metric", "its name does not say whether more is better"
+            metric = values["metric"]
+            mistake = error.errors()[0]
+            if mistake["loc"]:
+                raise ConfigError.at(metric, f"--{mistake['loc'][0]}", str(mistake["msg"]), "change it") from error
             fix = f"add --goal min if less {metric} is better, or --goal max"
-            if one["loc"]:
-                found, fix = (str(one["loc"][0]), str(one["msg"])), "change it"
-            raise ConfigError.at(metric, f"--{found[0]}", found[1], fix) from error
+            raise ConfigError.at(metric, "--metric", "its name does not say whether more is better", fix) from error
 
 
 def check_output(file: Path, inputs: Sequence[Path]) -> None:
@@ -93,19 +93,19 @@ def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
 
 def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:
     planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
-    own = planned[0] if planned and not asked.metric else Outcome()
-    found = read_runs(paths, asked.outcome(**own.model_dump()))
+    outcome_of_plan = planned[0] if planned and not asked.metric else Outcome()
+    results = read_runs(paths, asked.outcome(**outcome_of_plan.model_dump()))
     single = len(paths) == 1 and bool(planned)
-    changes = what_differs(found)
-    keys = [] if single else [key for key in measured_differently(changes, found) if key not in asked.allowed]
-    place, problems = str(found.runs[0].path.parent), list[ConfigProblem]()
+    changes = what_differs(results)
+    keys = [] if single else [key for key in measured_differently(changes, results) if key not in asked.allowed]
+    folder, problems = str(results.runs[0].path.parent), list[ConfigProblem]()
     for key in keys:  # a campaign may compare tasks and models
-        values = ", ".join(f"{one} {value}" for one, value in changes[key].items())
+        values = ", ".join(f"{condition} {value}" for condition, value in changes[key].items())
         fix = f"compare runs of one task and model, or give --allow-different {key}"
-        problems.append(ConfigProblem(place, 0, 0, key, f"the runs were measured differently: {values}", fix))
+        problems.append(ConfigProblem(folder, 0, 0, key, f"the runs were measured differently: {values}", fix))
     if problems:
         raise ConfigError(problems)
-    return found
+    return results
 
 
 def command(paths: Sequence[Path], asked: Asked) -> str:
@@ -118,9 +118,9 @@ def command(paths: Sequence[Path], asked: Asked) -> str:
     return f"retrain compare {shlex.join([*map(str, paths), *options])}"
 
 
-def differing(found: Results) -> list[str]:
+def differing(results: Results) -> list[str]:
     """Return the table of settings that differ between the conditions, for a terminal; empty if none does."""
-    changes = what_differs(found)
+    changes = what_differs(results)
     labels = list(next(iter(changes.values()), {}))
     rows = [
         [key, *(json.loads(v) if v.startswith('"') else v for v in values.values())] for key, values in changes.items()

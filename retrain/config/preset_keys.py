@@ -80,14 +80,14 @@ def _expand(document: Document, source: Document, name: str) -> Preset:
 def _keep(document: Document, preset: Preset, path: Path, set_at: Path) -> None:
     """Note that the document sets a key of the preset; warn if a line of a file sets it to another value."""
     value = preset.keys[show(path)]
-    place = document.at(set_at, *_replaces(preset.name, path, value))
-    preset.overridden[show(path)] = f"{place.file}:{place.line}" if place.line else place.file
+    replacement = document.at(set_at, *_replaces(preset.name, path, value))
+    preset.overridden[show(path)] = f"{replacement.file}:{replacement.line}" if replacement.line else replacement.file
     written: Any = document.data
     for part in path if set_at == path else ():
         written = written[part]
     changed = set_at != path or (written != value and _targets(path, written) != _targets(path, value))
-    if place.line and changed:
-        preset.replaced.append(place)
+    if replacement.line and changed:
+        preset.replaced.append(replacement)
 
 
 def _places(document: Document, source: Document, name: str, path: Path) -> dict[Path, Place]:

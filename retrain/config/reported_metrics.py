@@ -42,7 +42,7 @@ def metric_problem(name: str, config: Config, resolved: Resolved) -> tuple[str, 
         return None
     area = name.partition("/")[0]
     silent = [bound for bound in _components(resolved) if _may_report_anything(bound)]
-    if silent and area not in {known.partition("/")[0] for known in metrics()}:
+    if silent and area not in {metric.partition("/")[0] for metric in metrics()}:
         return None
     weights = {term.name: term.params["weight"] for term in resolved.all("loss")}
     if area == "loss" and weights.get(term := name.removeprefix("loss/")) == 0:

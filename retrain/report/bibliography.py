@@ -17,12 +17,12 @@ def entries(docstrings: Sequence[str]) -> list[str]:
     A docstring names a paper as `References: Shao et al., DeepSeekMath, arXiv:2402.03300.` The year comes from the id,
     and the title is the short one of the docstring.
     """
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for docstring in docstrings:
         listed = _REFERENCES.search(docstring)
         for paper in _PAPER.finditer(" ".join(listed[1].split()) if listed else ""):
-            found.setdefault(paper["id"], _entry(paper))
-    return list(found.values())
+            entries.setdefault(paper["id"], _entry(paper))
+    return list(entries.values())
 
 
 def _entry(paper: re.Match[str]) -> str:

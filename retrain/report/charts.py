@@ -152,7 +152,7 @@ def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]],
 def hover(axes: Axes, texts: Sequence[tuple[float, str]]) -> str:
     """Return at most `_STRIPS` transparent strips over the drawing; each shows the text at its x as a tooltip."""
     count = min(len(texts), _STRIPS)
-    chosen = [texts[(2 * place + 1) * len(texts) // (2 * count)] for place in range(count)]
+    chosen = [texts[(2 * position + 1) * len(texts) // (2 * count)] for position in range(count)]
     middles = [(axes.across(a) + axes.across(b)) / 2 for (a, _), (b, _) in pairwise(chosen)]
     bounds = [_LEFT, *middles, WIDTH - _RIGHT]
     return "".join(

@@ -25,7 +25,7 @@ def text(value: str) -> str:
     return escaped.replace("\N{MINUS SIGN}", "$-$")
 
 
-def tables(found: Mapping[str, Table]) -> str:
+def tables(titled: Mapping[str, Table]) -> str:
     """Return one `table` environment for each table that has rows. It needs \\usepackage{booktabs}.
 
     The first column is left-aligned, the others are right-aligned.
@@ -34,7 +34,7 @@ def tables(found: Mapping[str, Table]) -> str:
         found: caption -> table.
     """
     parts: list[str] = []
-    for caption, table in found.items():
+    for caption, table in titled.items():
         if not table.rows:
             continue
         lines = [" & ".join(map(text, row)) + r" \\" for row in (table.columns, *table.rows)]

@@ -53,11 +53,11 @@ def write_report(run: Path, reload_s: float = 0) -> Path:
     path = run / "report.html"
     with writing(path), understood(run):
         write_text(path, _render(run, reload_s))
-        found = {} if reload_s else {"steps": [*steps(run)], "evaluations": [*evaluations(run)]}
-        if any(found.values()):
+        rows_of_run = {} if reload_s else {"steps": [*steps(run)], "evaluations": [*evaluations(run)]}
+        if any(rows_of_run.values()):
             write_text(
                 run / SAMPLES,
-                fill(SAMPLES, title=f"{run.resolve().name}: samples", script=source("filter.js"), **found),
+                fill(SAMPLES, title=f"{run.resolve().name}: samples", script=source("filter.js"), **rows_of_run),
             )
     return path
 
@@ -165,7 +165,7 @@ def _drawn(metrics: Sequence[MetricsRow]) -> list[tuple[str, Metric]]:
             return several_parts
         return metric.first or metric.group == "components" or bool(metric.title and len(values[key]) > 1)
 
-    places = {name: place for place, name in enumerate(registry())}
+    places = {name: index for index, name in enumerate(registry())}
     last = len(places)  # metrics of plug-ins
     drawn = [(key, metric) for key, metric in rows.items() if is_drawn(key, metric)]
     return sorted(drawn, key=lambda curve: (not curve[1].first, places.get(curve[1].name, last), curve[0]))
@@ -181,14 +181,14 @@ def _ranges(metrics: Sequence[MetricsRow]) -> Table:
         [
             {
                 "metric": key,
-                "first": f"{found[0]:.6g}",
-                "last": f"{found[-1]:.6g}",
-                "least": f"{min(found):.6g}",
-                "most": f"{max(found):.6g}",
-                "steps": f"{len(found):,}",
+                "first": f"{values_of_key[0]:.6g}",
+                "last": f"{values_of_key[-1]:.6g}",
+                "least": f"{min(values_of_key):.6g}",
+                "most": f"{max(values_of_key):.6g}",
+                "steps": f"{len(values_of_key):,}",
                 "meaning": (find_metric(key) or Metric(key, "")).meaning.replace("`", ""),
             }
-            for key, found in sorted(values.items())
+            for key, values_of_key in sorted(values.items())
         ]
     )
 

@@ -64,7 +64,7 @@ def _status(run: Path) -> dict[str, Any]:
         "owner": lock.owner(),
         "error": stored.get("error"),
         "stopped": stored.get("stopped"),
-        "findings": [{key: one[key] for key in _FINDING} for one in stored.get("findings", ())],
+        "findings": [{key: finding[key] for key in _FINDING} for finding in stored.get("findings", ())],
         "looked_at": stored.get("looked_at", []),
     }
 

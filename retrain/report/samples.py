@@ -76,7 +76,7 @@ def evaluations(run: Path) -> Iterator[dict[str, Any]]:
         rows, groups, size = read_evaluation(file), list[dict[str, Any]](), 0
         for row in rows:
             shown = [*_predictions(row)]
-            size += sum(len(one["text"]) for one in shown) + len(str(row["prompt"]))
+            size += sum(len(row_of_group["text"]) for row_of_group in shown) + len(str(row["prompt"]))
             if size <= _CHARACTERS / len(files) or not groups:
                 groups.append({"prompt": row["prompt"], "answer": row["ground_truth"], "rows": shown})
         step, _, name = file.name.removeprefix("step-").removesuffix(".jsonl.gz").partition(".")
@@ -119,7 +119,7 @@ def _predictions(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the data of the completions of a held-out problem, the greedy one first."""
     greedy = row.get("greedy")
     every = [("greedy, ", greedy["prediction"], greedy["length"], greedy["correct"])] if greedy else []
-    every += [("", *one) for one in zip(row["predictions"], row["lengths"], row["correct"], strict=True)]
+    every += [("", *point) for point in zip(row["predictions"], row["lengths"], row["correct"], strict=True)]
     for kind, text, length, correct in every:
         verdict = "right" if correct else "wrong"
         yield {"head": f"{kind}{verdict}, {length} tokens", "verdict": verdict, "text": text, "advantages": None}
@@ -164,20 +164,20 @@ def conversation(row: RolloutRow) -> Conversation:
     size, turns = len(row["completion_ids"]), [turn for turn in row.get("turns", ()) if turn["end"]]
     if not row.get("ended"):
         return Conversation(tokens=size)
-    sampled = {place for turn in turns for place in range(turn["start"], turn["end"])}
+    sampled = {position for turn in turns for position in range(turn["start"], turn["end"])}
     badges = {
         turn["end"] - 1: f"{number}: {turn['reward']:+.3g}" if turn.get("reward") else str(number)
         for number, turn in enumerate(turns, 1)
     }
     summary = f"{len(turns)} turn{'s' if len(turns) != 1 else ''}, ended: {row['ended']}"
-    return Conversation([place not in sampled for place in range(size)], badges, len(sampled), summary)
+    return Conversation([position not in sampled for position in range(size)], badges, len(sampled), summary)
 
 
 def reward_weights(config: Mapping[str, Any]) -> dict[str, float]:
     """Return the weight of each reward by the name of its part, from the resolved configuration of a run."""
     rewards = config.get("rewards", [])
-    names = unique_names([one["name"] for one in rewards])
-    return {name: float(one["weight"]) for name, one in zip(names, rewards, strict=True)}
+    names = unique_names([reward["name"] for reward in rewards])
+    return {name: float(reward["weight"]) for name, reward in zip(names, rewards, strict=True)}
 
 
 def _sum_of_parts(row: RolloutRow, weights: Mapping[str, float]) -> str:

@@ -167,7 +167,7 @@ class EpisodeRunner:
             self._lane(number).parties(1)
         try:
             groups_of_episodes = await event_loop.gather(
-                self._group(one, request, n, place) for n, one, request, place in groups
+                self._group(rendered, request, n, index) for n, rendered, request, index in groups
             )
         finally:
             for lane in self._lanes:
@@ -184,7 +184,7 @@ class EpisodeRunner:
     def _lane(self, group: int) -> Lane:
         return self._lanes[group % len(self._lanes)]
 
-    async def _group(self, rendered: RenderedPrompt, request: Request, number: int, place: int) -> list[Episode]:
+    async def _group(self, rendered: RenderedPrompt, request: Request, number: int, index: int) -> list[Episode]:
         """Run the episodes of one problem.
 
         Args:
@@ -196,7 +196,7 @@ class EpisodeRunner:
         (problem, prompt), lane = rendered, self._lane(number)
         session = next(_sessions) if self._pool is not None else None
         members = [
-            Episode(prompt, problem, number, member, place + member, request.stream, request.max_tokens, session)
+            Episode(prompt, problem, number, member, index + member, request.stream, request.max_tokens, session)
             for member in range(request.count)
         ]
         if self._pool is not None:
@@ -206,7 +206,7 @@ class EpisodeRunner:
         if len({episode.context for episode in live}) == 1:
             # Sample for failed members, too: the draws of the others depend on the request's count.
             whole = Request(live[0].context, request.count, self._budget(live[0]), request.stream, session)
-            shared = await lane.generate(whole, (place, 0))
+            shared = await lane.generate(whole, (index, 0))
         lane.parties(len(live) - 1)  # the batch now waits for each live episode instead of for the group
         await event_loop.gather(
             self._episode(episode, lane, shared[episode.member] if shared else None) for episode in live

@@ -41,8 +41,8 @@ def export(trained: TrainState, folder: Path, dtype: str | None = None, *, chat:
     """
     policy = trained.policy
     # Gathering weights takes all ranks, but only rank 0's files are kept.
-    with published(folder) if trained.ranks.rank == 0 else TemporaryDirectory() as place:
-        stage = Path(place)
+    with published(folder) if trained.ranks.rank == 0 else TemporaryDirectory() as written_to:
+        stage = Path(written_to)
         dtype = dtype or ("bfloat16" if policy.settings.rounds else "float32")
         save_model(stage, policy.model, trained.loaded.tokenizer, _weights(trained), dtype)
         if chat and getattr(trained.loaded.tokenizer, "chat_template", None) is None:

@@ -123,7 +123,7 @@ def weights_changed(row: Mapping[str, Any]) -> bool:
 
 def tag_never_seen(run: Evidence) -> str:
     """No completion of the first step matches the pattern of a reward, for a reason that more training keeps."""
-    texts, prompts = [one.text for one in run.rollouts], {one.prompt.rstrip() for one in run.rollouts}
+    texts, prompts = [rollout.text for rollout in run.rollouts], {rollout.prompt.rstrip() for rollout in run.rollouts}
     for name, pattern in _patterns(run.rewards) if len(run.rows) == 1 and texts else ():
         if any(re.search(pattern, text, re.DOTALL) for text in texts):
             continue
@@ -136,7 +136,7 @@ def tag_never_seen(run: Evidence) -> str:
                 return (
                     f"{start}the prompt ends with {tag}, so completions start after it: leave {tag} out of the pattern"
                 )
-        if (cut := fmean(one.truncated for one in run.rollouts)) > 0.5:
+        if (cut := fmean(rollout.truncated for rollout in run.rollouts)) > 0.5:
             most = run.config.training.max_tokens
             return f"{start}{cut:.0%} of the completions were cut off: raise [training] max_tokens, now {most}"
     return ""
@@ -152,10 +152,10 @@ def _patterns(rewards: Sequence[Bound]) -> Iterator[tuple[str, str]]:
 
 def rendered_twice(run: Evidence) -> str:
     """A text prompt contains special tokens that the chat template writes again."""
-    found = sorted(token for token in run.written if any(token in prompt for prompt in run.prompts))
-    if len(run.rows) != 1 or not found:
+    tokens = sorted(token for token in run.written if any(token in prompt for prompt in run.prompts))
+    if len(run.rows) != 1 or not tokens:
         return ""
-    shown = ", ".join(found[:3])
+    shown = ", ".join(tokens[:3])
     return f'text prompts contain {shown}, which the chat template writes around them again: set [model] chat = "off"'
 
 
@@ -168,7 +168,7 @@ def cut_off(run: Evidence) -> str:
         return ""
     if destroyed := _destroyed(run, row):
         return destroyed
-    lengths, most = sorted(one.length for one in run.rollouts) or [0], run.config.training.max_tokens
+    lengths, most = sorted(rollout.length for rollout in run.rollouts) or [0], run.config.training.max_tokens
     tenths = quantiles(lengths, n=10) if len(lengths) > 1 else lengths * 9
     return (
         f"more than half of the completions were cut off in five steps: raise [training] max_tokens, now {most} "
@@ -196,7 +196,7 @@ def too_far(run: Evidence) -> str:
 
     The share of clipped tokens does not count with a range below .05: GSPO's cuts most sequences by design.
     """
-    ranges = [one.params["eps_high"] for one in run.losses if "eps_high" in one.params]
+    ranges = [loss.params["eps_high"] for loss in run.losses if "eps_high" in loss.params]
     most = 0.3 if min(ranges, default=1.0) >= 0.05 else 1.0
 
     def far(row: Mapping[str, Any]) -> bool:
@@ -222,13 +222,19 @@ def reward_without_accuracy(run: Evidence) -> str:
         return ""
     halves = values[: len(values) // 2], values[len(values) // 2 :]
     error = 2 * sqrt(sum(variance(half) / len(half) for half in halves))
-    most = sum(abs(one.params["weight"]) for one in run.rewards) or 1.0
+    most = sum(abs(reward.params["weight"]) for reward in run.rewards) or 1.0
     points, low, high = change(run.evals)
     if low > 0 or (fmean(halves[1]) - fmean(halves[0]) - error) / most <= max(high, 0.0):
         return ""
-    gaps = [(abs(one.reward / most - bool(one.correct)), one) for one in run.rollouts if one.reward is not None]
-    odd = [one for gap, one in sorted(gaps, key=lambda pair: -pair[0])[:2] if gap > 0.5]
-    quoted = " and ".join(f"{' '.join(one.text.split())[:_TEXT]!r} (reward {one.reward:.3g})" for one in odd)
+    gaps = [
+        (abs(rollout.reward / most - bool(rollout.correct)), rollout)
+        for rollout in run.rollouts
+        if rollout.reward is not None
+    ]
+    odd = [rollout for gap, rollout in sorted(gaps, key=lambda pair: -pair[0])[:2] if gap > 0.5]
+    quoted = " and ".join(
+        f"{' '.join(rollout.text.split())[:_TEXT]!r} (reward {rollout.reward:.3g})" for rollout in odd
+    )
     return (
         f"the training reward rose from {fmean(halves[0]):.3g} to {fmean(halves[1]):.3g}, and held-out accuracy "
         f"changed by {100 * points:+.1f} points: read samples{quoted and f', such as {quoted}'}"
@@ -298,8 +304,8 @@ class RunFindings:
     def __init__(self, evidence: Evidence, start: int, directory: RunDirectory, observe: Observer) -> None:
         self.evidence, self._directory, self._observe = evidence, directory, observe
         over = start >= evidence.config.training.max_steps
-        earlier = [one for one in directory.facts.get("findings", ()) if one["step"] <= start]
-        self._found = [one for one in earlier if over or one["name"] != nothing_learned.__name__]
+        earlier = [finding for finding in directory.facts.get("findings", ()) if finding["step"] <= start]
+        self._found = [finding for finding in earlier if over or finding["name"] != nothing_learned.__name__]
         self._write()
 
     def after_step(self, row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> None:
@@ -320,10 +326,10 @@ class RunFindings:
         return no_update(self.evidence)
 
     def _check(self) -> None:
-        known = {one["name"] for one in self._found}
+        reported = {finding["name"] for finding in self._found}
         for finding in FINDINGS:
             name = finding.__name__
-            if name not in known and (text := finding(self.evidence)):
+            if name not in reported and (text := finding(self.evidence)):
                 page = f"retrain help {name}"
                 self._found.append({"name": name, "step": len(self.evidence.rows), "text": text, "page": page})
                 self._write()

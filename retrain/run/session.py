@@ -61,11 +61,11 @@ def run(
     Raises:
         RetrainError: the run failed or was stopped; the class decides the exit code.
     """
-    own = _join(loaded) if ranks is None else ranks
-    with own.during("the run"):
-        path = _run(loaded, resume, observe if own.rank == 0 else lambda *_: None, own, around)
+    own_ranks = _join(loaded) if ranks is None else ranks
+    with own_ranks.during("the run"):
+        path = _run(loaded, resume, observe if own_ranks.rank == 0 else lambda *_: None, own_ranks, around)
     if ranks is None:
-        own.leave()
+        own_ranks.leave()
     return path
 
 
@@ -117,12 +117,12 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
 
 def _hashes(loaded: LoadedConfig) -> dict[str, str]:
     """Return the hash of each module of the user's code, by name."""
-    every = (bound.component for one in (loaded, *loaded.sets.values()) for bound in one.components.every())
-    if not (own := [one for one in every if one.source != "built-in"]):
+    every = (bound.component for config in (loaded, *loaded.sets.values()) for bound in config.components.every())
+    if not (components_of_user := [component for component in every if component.source != "built-in"]):
         return {}
     from retrain.registry.sources import source_hashes
 
-    return source_hashes(own)
+    return source_hashes(components_of_user)
 
 
 def _earlier(resume: Resume, path: Path) -> Path:
@@ -223,7 +223,7 @@ def _findings(context: RunContext, start: int) -> RunFindings | None:
         losses=components.all("loss"),
         hidden=context.chat.hidden,
         written=context.chat.written.values(),
-        prompts=[one.prompt for one in problems if isinstance(one.prompt, str)],
+        prompts=[problem.prompt for problem in problems if isinstance(problem.prompt, str)],
         rows=[*rows],
         evals=[*evals],
     )

@@ -185,7 +185,7 @@ class ContextLimits:
 
     def check(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> None:
         """Raise `RefusedError`, before tokenization, for messages that cannot fit even with the fewest tokens."""
-        chars = sum(len(one["role"]) + len(one["content"]) for one in messages)
+        chars = sum(len(message["role"]) + len(message["content"]) for message in messages)
         chars += len(json.dumps(tools)) if tools else 0
         if chars > self.chars or len(messages) > self.tokens:
             raise too_long(

@@ -110,13 +110,13 @@ class Sessions:
             raise SessionConflictError(f"the session {name} has its reward: name another one")
         if name not in self._rows and len(self._rows) >= _MOST_LIVE:
             raise SessionConflictError(f"{_MOST_LIVE} sessions have no reward yet")
-        for own in [name] if name else list(self._rows):
-            for row in reversed(self._rows.get(own, [])):
+        for session in [name] if name else list(self._rows):
+            for row in reversed(self._rows.get(session, [])):
                 new = messages[len(row.messages) :]
-                known = not row.busy and messages[: len(row.messages)] == row.messages
-                if known and new and all(one["role"] != "assistant" for one in new):
-                    ids = self._stitcher.ids([(one["role"], one["content"]) for one in new], row.end)
-                    return self._found(own, row, messages, ids)
+                extends = not row.busy and messages[: len(row.messages)] == row.messages
+                if extends and new and all(message["role"] != "assistant" for message in new):
+                    ids = self._stitcher.ids([(message["role"], message["content"]) for message in new], row.end)
+                    return self._found(session, row, messages, ids)
         whole = messages if self._chat.templated else untemplated(messages)
         row = SessionRow(self._chat.prompt(whole, list(tools) or None))
         return self._found(name or f"session-{secrets.token_urlsafe(16)}", row, messages, [], unnamed=not name)
@@ -196,9 +196,9 @@ def untemplated(messages: Sequence[ChatMessage]) -> str:
     Raises:
         ValueError: a role is not one of OpenAI's.
     """
-    if unknown := [one["role"] for one in messages if one["role"] not in _ROLES]:
+    if unknown := [message["role"] for message in messages if message["role"] not in _ROLES]:
         raise ValueError(f"there is no role {unknown[0]!r}; roles: {', '.join(_ROLES)}")
-    return "".join(one["content"] for one in messages)
+    return "".join(message["content"] for message in messages)
 
 
 def plain_messages(given: Sequence[object]) -> list[ChatMessage]:
@@ -207,9 +207,9 @@ def plain_messages(given: Sequence[object]) -> list[ChatMessage]:
     Raises:
         ValueError: there are no messages, or one has another form or a part that is not text.
     """
-    found: list[ChatMessage] = []
-    for one in given:
-        match one:
+    plain: list[ChatMessage] = []
+    for message in given:
+        match message:
             case {"role": str(role), "content": str(text)}:
                 pass
             case {"role": str(role), "content": [*parts]}:
@@ -221,7 +221,7 @@ def plain_messages(given: Sequence[object]) -> list[ChatMessage]:
                 text = ""
             case _:
                 raise ValueError('a message is not {"role": ..., "content": text}')
-        found.append({"role": role, "content": text})
-    if not found:
+        plain.append({"role": role, "content": text})
+    if not plain:
         raise ValueError("there are no messages")
-    return found
+    return plain

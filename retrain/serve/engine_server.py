@@ -124,8 +124,8 @@ def _lock_file(port: int) -> Path:
     """
     folder = Path(tempfile.gettempdir()) / f"retrain-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{folder} is not a directory of this user")
     return folder / f"port-{port}.lock"
 

@@ -118,13 +118,13 @@ class PolicyEndpoint:
         Turns that arrived after a reward are left in the queue: the reward may be the last one of a step, and later
         turns must be sampled with the next weights.
         """
-        found: list[_QueuedTurn | None] = []
+        turns: list[_QueuedTurn | None] = []
         with suppress(Empty):
-            found.append(self._turns.get(timeout=_POLL_S))
-            time.sleep(_LINGER_S if found[-1] else 0)
-            while found[-1] is not None:
-                found.append(self._turns.get_nowait())
-        return [turn for turn in found if turn is not None and turn.completion.set_running_or_notify_cancel()]
+            turns.append(self._turns.get(timeout=_POLL_S))
+            time.sleep(_LINGER_S if turns[-1] else 0)
+            while turns[-1] is not None:
+                turns.append(self._turns.get_nowait())
+        return [turn for turn in turns if turn is not None and turn.completion.set_running_or_notify_cancel()]
 
     def _sample(self, turns: Sequence[_QueuedTurn]) -> None:
         """Sample the replies of turns; if sampling fails, answer all of them with the error and raise it."""

@@ -68,22 +68,24 @@ def conditions(settings: Campaign, source: Document, base: Document) -> list[Con
     """Return the conditions in the order of the file, for each task; errors are recorded in `source`."""
     if settings.tasks:
         return [
-            one for place, task in enumerate(settings.tasks) for one in _on_task(task, place, settings, source, base)
+            condition
+            for index, task in enumerate(settings.tasks)
+            for condition in _on_task(task, index, settings, source, base)
         ]
     return _conditions(settings, source, base)
 
 
-def _on_task(task: str, place: int, settings: Campaign, source: Document, base: Document) -> Iterator[Condition]:
+def _on_task(task: str, index: int, settings: Campaign, source: Document, base: Document) -> Iterator[Condition]:
     """Yield the conditions on one task; errors are recorded for the first task only, as all tasks share them."""
-    own = fork(base)
-    merge(own, ("task", "name"), task, source, ("campaign", "tasks", place))
-    for one in _conditions(settings, source if place == 0 else fork(source), own):
-        against = one.against and f"{task}: {one.against}"
-        yield replace(one, against=against, task=task)
+    base_of_task = fork(base)
+    merge(base_of_task, ("task", "name"), task, source, ("campaign", "tasks", index))
+    for condition in _conditions(settings, source if index == 0 else fork(source), base_of_task):
+        against = condition.against and f"{task}: {condition.against}"
+        yield replace(condition, against=against, task=task)
 
 
 def _conditions(settings: Campaign, source: Document, base: Document) -> list[Condition]:
-    found: list[Condition] = []
+    expanded: list[Condition] = []
     axes = list(_axes(settings, source))
     entries = settings.conditions or _STANDARD
     if (count := len(entries) * prod(map(len, axes)) * max(1, len(settings.tasks))) > _MAX_CONDITIONS:
@@ -96,24 +98,31 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
         changes = dict(entry.model_extra or {})
         if changes.pop("name", None) is not None:
             source.refuse((*at, "name"), "unknown key", 'did you mean "label"?')
-        own = [(_path(key), value, (*at, key)) for key, value in changes.items()]
-        for path, value, place in own:
+        edits = [(_path(key), value, (*at, key)) for key, value in changes.items()]
+        for path, value, place_of_key in edits:
             for leaf, fix in owned(path, value, settings):
-                source.refuse((*place, *leaf[len(path) :]), "the campaign sets this", fix)
-        name = entry.label or _label(_flat(own))
+                source.refuse((*place_of_key, *leaf[len(path) :]), "the campaign sets this", fix)
+        name = entry.label or _label(_flat(edits))
         for point in product(*axes):
             document = fork(base)
-            overlay(document, own, source)
+            overlay(document, edits, source)
             overlay(document, point, source)
             suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
             against = entry.against and entry.against + suffix
-            found.append(
-                Condition(name + suffix, _flat([*own, *point]), document, at, against, seed_offset=entry.seed_offset)
+            expanded.append(
+                Condition(
+                    name + suffix,
+                    _flat([*edits, *point]),
+                    document,
+                    at,
+                    against,
+                    seed_offset=entry.seed_offset,
+                )
             )
-    return found
+    return expanded
 
 
-def rungs(found: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def rungs(compared: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Pair each condition but the first with the condition that it extends: (condition, against).
 
     If the file names none, it is the earlier condition that differs in the fewest settings and components, and the
@@ -123,20 +132,20 @@ def rungs(found: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> lis
         found: conditions in order.
         facts: resolved configuration of each condition.
     """
-    described = [_described(one) for one in facts]
+    described = [_described(resolved) for resolved in facts]
     pairs: list[tuple[str, str]] = []
-    for index, condition in enumerate(found[1:], start=1):
+    for index, condition in enumerate(compared[1:], start=1):
         nearest = min(range(index), key=lambda before: (len(described[before] ^ described[index]), -before))
-        pairs.append((condition.label, condition.against or found[nearest].label))
+        pairs.append((condition.label, condition.against or compared[nearest].label))
     return pairs
 
 
 def _described(facts: Mapping[str, Any]) -> set[str]:
     """Return the settings and components of a run, as one string for each."""
-    components = {name: one for name, one in facts["components"].items() if name != "tracker"}
-    rest = {name: one for name, one in facts.items() if name not in ("components", "logging", "algorithm")}
+    components = {name: bound for name, bound in facts["components"].items() if name != "tracker"}
+    rest = {name: table for name, table in facts.items() if name not in ("components", "logging", "algorithm")}
     settings = {f"{'.'.join(map(str, path))}={value!r}" for path, value in leaves(rest)}
-    return settings | {f"{kind} {one!r}" for kind, several in components.items() for one in several}
+    return settings | {f"{kind} {component!r}" for kind, several in components.items() for component in several}
 
 
 def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
@@ -191,8 +200,8 @@ def _path(key: str) -> Path:
 
 def _flat(changes: Sequence[Change]) -> dict[str, Any]:
     """Return changes as dotted key -> value."""
-    found = [leaf for path, value, _ in changes for leaf in leaves(value, path)]
-    return {".".join(map(str, path)): value for path, value in found}
+    changed = [leaf for path, value, _ in changes for leaf in leaves(value, path)]
+    return {".".join(map(str, path)): value for path, value in changed}
 
 
 def _label(overrides: Mapping[str, Any]) -> str:

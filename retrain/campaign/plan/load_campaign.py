@@ -216,11 +216,11 @@ def _without_effect(settings: Campaign, source: Document, configs: Sequence[Load
 
 def _settings(source: Document) -> Campaign:
     """Validate `[campaign]`. Errors are recorded and their keys dropped, so that later checks can find more."""
-    known = catalog({SECTION: Campaign})
+    catalog_of_section = catalog({SECTION: Campaign})
     try:
         return Campaign.model_validate(source.data.get(SECTION, {}))
     except ValidationError as error:
-        culprits = collect(source, error, known, lambda path: (SECTION, *path))
+        culprits = collect(source, error, catalog_of_section, lambda path: (SECTION, *path))
     wrong = {path[1] for path in culprits if len(path) > 1}
     if not wrong:  # the section as a whole
         return Campaign()
@@ -261,14 +261,14 @@ def _refusal(text: str, compared: Sequence[Condition]) -> ConfigProblem | None:
 def _check_labels(compared: Sequence[Condition], settings: Campaign, source: Document) -> None:
     folders: dict[str, Condition] = {}
     labels = [condition.label for condition in compared]
-    known = f"labels: {', '.join(labels)}"
+    listed = f"labels: {', '.join(labels)}"
     for condition in compared:
         first = folders.setdefault(condition.folder.lower(), condition)
         if first is not condition:
             other = f" (another is {first.label!r})" if first.label != condition.label else ""
             source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "set distinct labels")
         if condition.against is not None and condition.against not in {*labels} - {condition.label}:
-            source.refuse((*condition.at, "against"), f'no other condition is called "{condition.against}"', known)
+            source.refuse((*condition.at, "against"), f'no other condition is called "{condition.against}"', listed)
     methods = list(dict.fromkeys(condition.method for condition in compared))
     _check_questions(methods, settings, source)
     _check_looks(settings, source)
@@ -343,8 +343,8 @@ def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | Non
         table = data.setdefault(tracker.table, {}) if tracker.name in used else None
         if isinstance(table, dict):
             tags = [*table.get("tags", ()), campaign, condition.label]
-            known = {"name": f"{condition.label}_s{seed}", "group": condition.label, "tags": tags}
-            table |= {key: value for key, value in known.items() if key in tracker.schema.model_fields}
+            tags_of_run = {"name": f"{condition.label}_s{seed}", "group": condition.label, "tags": tags}
+            table |= {key: value for key, value in tags_of_run.items() if key in tracker.schema.model_fields}
     return data
 
 

@@ -42,10 +42,10 @@ def gain_word(metric: str) -> str:
         words.pop()  # `win_rate`
     *modifiers, last = words or [""]
     share = bool(_SHARE.fullmatch(last)) and (last != "match" or "exact" in modifiers)
-    known = all(word in _QUALIFIERS or _SHARE.fullmatch(word) or _GAIN.fullmatch(word) for word in modifiers)
+    is_known = all(word in _QUALIFIERS or _SHARE.fullmatch(word) or _GAIN.fullmatch(word) for word in modifiers)
     if share and last not in ("success", "win"):
-        known = not _TURNING.intersection(modifiers)
-    return last if known and (share or _GAIN.fullmatch(last)) else ""
+        is_known = not _TURNING.intersection(modifiers)
+    return last if is_known and (share or _GAIN.fullmatch(last)) else ""
 
 
 class Outcome(BaseModel):

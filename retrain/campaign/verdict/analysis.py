@@ -139,21 +139,26 @@ class Analysis:
     @property
     def main(self) -> list[Results]:
         """Tables of the first outcome, one for each task."""
-        return [one for one in self.tables if one.outcome == self.first.outcome]
+        return [table for table in self.tables if table.outcome == self.first.outcome]
 
     @property
     def outcomes(self) -> list[Outcome]:
         """The outcomes."""
-        return list(dict.fromkeys(one.outcome for one in self.tables))
+        return list(dict.fromkeys(table.outcome for table in self.tables))
 
     @property
     def shown(self) -> list[Comparison]:
         """Comparisons without those of the baseline that are in the ladder as well."""
-        ladder = {(one.outcome, one.condition, one.against) for one in self.comparisons if one.family == "ladder"}
+        ladder = {
+            (comparison.outcome, comparison.condition, comparison.against)
+            for comparison in self.comparisons
+            if comparison.family == "ladder"
+        }
         return [
-            one
-            for one in self.comparisons
-            if one.family != "baseline" or (one.outcome, one.condition, one.against) not in ladder
+            comparison
+            for comparison in self.comparisons
+            if comparison.family != "baseline"
+            or (comparison.outcome, comparison.condition, comparison.against) not in ladder
         ]
 
     def of(self, outcome: Outcome) -> list[Comparison]:
@@ -310,8 +315,8 @@ def _constant(table: Results, condition: str) -> bool:
 def _aes(table: Results, cell: Cell, base: Cell) -> float | None:
     """Return the accuracy-efficiency score of a run against another; None if an evaluation has no length."""
     measured = (cell.result, base.result, cell.avg_tokens, base.avg_tokens)
-    known = [value for value in measured if value is not None]
-    return aes(*known)[0] if len(known) == len(measured) and table.outcome.metric == "accuracy" else None
+    finite = [value for value in measured if value is not None]
+    return aes(*finite)[0] if len(finite) == len(measured) and table.outcome.metric == "accuracy" else None
 
 
 def _analyze_looks(tables: Sequence[Results], families: Sequence[Family]) -> Analysis:
@@ -431,10 +436,10 @@ def claims(analysis: Analysis) -> dict[str, bool]:
     An outcome holds if it is better, or with a margin equal or not worse; of several tasks the mean decides.
     """
     task = ALL_TASKS if len(analysis.main) > 1 else analysis.first.task
-    found: dict[str, dict[str, bool]] = {}
-    for one in analysis.comparisons:
-        if one.task == task and one.against == analysis.first.baseline:
-            style = KINDS[one.kind]
-            holds = one.outcome.margin is not None if style.holds == "margin" else style.holds
-            found.setdefault(one.condition, {})[one.outcome.metric] = holds
-    return {label: all(own.values()) for label, own in found.items()} if len(analysis.outcomes) > 1 else {}
+    agreement: dict[str, dict[str, bool]] = {}
+    for comparison in analysis.comparisons:
+        if comparison.task == task and comparison.against == analysis.first.baseline:
+            style = KINDS[comparison.kind]
+            holds = comparison.outcome.margin is not None if style.holds == "margin" else style.holds
+            agreement.setdefault(comparison.condition, {})[comparison.outcome.metric] = holds
+    return {label: all(held.values()) for label, held in agreement.items()} if len(analysis.outcomes) > 1 else {}

@@ -43,8 +43,8 @@ def credit_map(results: Results) -> CreditMap | None:
     """
     for label in (results.baseline, *results.conditions):
         for cell in results.done(label).values():
-            if (found := _stored(cell.path)) is not None:
-                return _credited(results, cell, *found)
+            if (stored := _stored(cell.path)) is not None:
+                return _credited(results, cell, *stored)
     return None
 
 
@@ -100,7 +100,7 @@ def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
-    kept = {one.name: found for one in components("signal") if (found := signal.traits_of(one).stored)}
+    kept = {part.name: kind for part in components("signal") if (kind := signal.traits_of(part).stored)}
     pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, frozenset(kept))
     if pipeline.policy_columns:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")

@@ -50,23 +50,23 @@ def forest_axis(of: Range) -> str:
     return _forest(20, line("axis", (_PAD, 0), (_WIDE - _PAD, 0)) + marks)
 
 
-def forest_row(one: Comparison, of: Range) -> str:
+def forest_row(comparison: Comparison, of: Range) -> str:
     """Draw a difference with its interval, the mark of its verdict, the line at 0, and a band for the margin."""
     middle = _ROW / 2
     zero = _across(0, of)
-    kind = KINDS[one.kind]
+    kind = KINDS[comparison.kind]
     parts = []
-    if margin := one.outcome.margin:
+    if margin := comparison.outcome.margin:
         low, high = (min(max(_across(end, of), _PAD), _WIDE - _PAD) for end in (-margin, margin))
         parts.append(f'<rect class="margin" x="{low:.1f}" y="0" width="{high - low:.1f}" height="{_ROW}"/>')
     parts.append(line("zero", (zero, 0), (zero, _ROW)))
-    if one.look:
-        parts.append(_looks(one.look, kind.css))
-    if math.isfinite(one.difference.low):
-        low, high = (_across(_clip(of, end), of) for end in (one.difference.low, one.difference.high))
+    if comparison.look:
+        parts.append(_looks(comparison.look, kind.css))
+    if math.isfinite(comparison.difference.low):
+        low, high = (_across(_clip(of, end), of) for end in (comparison.difference.low, comparison.difference.high))
         parts.append(line(f"{kind.css} whisker", (low, middle), (high, middle)))
-    if math.isfinite(one.difference.value):
-        parts.append(_shape(kind, (_across(_clip(of, one.difference.value), of), middle)))
+    if math.isfinite(comparison.difference.value):
+        parts.append(_shape(kind, (_across(_clip(of, comparison.difference.value), of), middle)))
     return _forest(_ROW, "".join(parts))
 
 
@@ -79,11 +79,11 @@ def _looks(look: Look, css: str) -> str:
     return ticks_of_looks + line(f"{css} whisker", (_PAD, bottom), (reached, bottom))
 
 
-def _shape(kind: KindStyle, place: Point) -> str:
+def _shape(kind: KindStyle, center: Point) -> str:
     """Draw the mark of a verdict."""
     turned = " rotate(180)" if kind.shape == "inverted triangle" else ""
     path = _SHAPES[_SHAPE_OF[kind.shape]](5.5)
-    x, y = place
+    x, y = center
     return f'<path class="{kind.css} mark" transform="translate({x:.1f} {y:.1f}){turned}" d="{path}"/>'
 
 
@@ -113,8 +113,8 @@ def curves(results: Results) -> list[tuple[str, str, str]]:
     The first chart has the means of all conditions. Then follows a chart for each condition, with its runs, its
     interval, and the baseline as a dashed line. A condition whose runs share fewer than two steps has no curve.
     """
-    found = {label: mean_curve(list(results.done(label).values())) for label in results.conditions}
-    means = {label: curve for label, curve in found.items() if len(curve) > 1}
+    curves = {label: mean_curve(list(results.done(label).values())) for label in results.conditions}
+    means = {label: curve for label, curve in curves.items() if len(curve) > 1}
     if not means:
         return []
     points = [point for label in means for cell in results.done(label).values() for point in cell.curve]
@@ -128,17 +128,18 @@ def curves(results: Results) -> list[tuple[str, str, str]]:
 
 
 def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve], axes: Axes) -> str:
-    own = f"c{index(results, label)}"
+    style = f"c{index(results, label)}"
     runs = [[(float(step), y) for step, y in cell.curve] for cell in results.done(label).values()]
-    faint = "".join(polyline(axes, run, f"single {own}") for run in runs)
-    known = [(float(step), at) for step, at in curve if math.isfinite(at.low)]
-    upper, lower = [(x, _clip(axes.y, at.high)) for x, at in known], [(x, _clip(axes.y, at.low)) for x, at in known]
-    band = area(axes, upper, lower, f"area {own}") if known else ""
+    faint = "".join(polyline(axes, run, f"single {style}") for run in runs)
+    finite = [(float(step), at) for step, at in curve if math.isfinite(at.low)]
+    upper = [(x, _clip(axes.y, at.high)) for x, at in finite]
+    lower = [(x, _clip(axes.y, at.low)) for x, at in finite]
+    band = area(axes, upper, lower, f"area {style}") if finite else ""
     baseline = means.get(results.baseline, []) if label != results.baseline else []
     dashed = polyline(axes, _line(baseline), "reference") if baseline else ""
     shown = {label: curve} | ({results.baseline: baseline} if baseline else {})
     return svg(
-        axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {own}") + _tooltips(axes, shown)
+        axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {style}") + _tooltips(axes, shown)
     )
 
 
@@ -177,17 +178,17 @@ def scatters(results: Results, others: Sequence[Results]) -> list[tuple[str, str
         results: results of the runs.
         others: results of the same runs in other outcomes.
     """
-    own = results.outcome.metric
-    across = [(f"{own} over {other.outcome.metric}", other.outcome.label, _results(other)) for other in others]
+    metric = results.outcome.metric
+    across = [(f"{metric} over {other.outcome.metric}", other.outcome.label, _results(other)) for other in others]
     for cost, (title, unit) in enumerate((("Tokens", "tokens sampled"), ("Time", "seconds in steps")), start=1):
-        spent = {place: cell.total[cost] for place, cell in results.cells.items() if cell.done}
+        spent = {run: cell.total[cost] for run, cell in results.cells.items() if cell.done}
         scale, unit = (1e6, f"million {unit}") if max(spent.values(), default=0.0) >= 1e6 else (1.0, unit)
-        across.append((title, unit, {place: value / scale for place, value in spent.items() if math.isfinite(value)}))
+        across.append((title, unit, {run: value / scale for run, value in spent.items() if math.isfinite(value)}))
     return [(title, _scatter(results, values, unit)) for title, unit, values in across if values]
 
 
 def _results(results: Results) -> dict[tuple[str, int], float]:
-    return {place: cell.result for place, cell in results.cells.items() if cell.result is not None}
+    return {run: cell.result for run, cell in results.cells.items() if cell.result is not None}
 
 
 def _scatter(results: Results, across: Mapping[tuple[str, int], float], unit: str) -> str:
@@ -199,17 +200,17 @@ def _scatter(results: Results, across: Mapping[tuple[str, int], float], unit: st
         unit: unit of these values.
     """
     runs: dict[str, list[Point]] = {name: [] for name in results.conditions}
-    for place, value in _results(results).items():
-        if place in across:
-            runs[place[0]].append((across[place], value))
-    points = [point for found in runs.values() for point in found]
+    for run, value in _results(results).items():
+        if run in across:
+            runs[run[0]].append((across[run], value))
+    points = [point for dots in runs.values() for point in dots]
     axes = Axes(padded(span([x for x, _ in points]), 0.06), *_values([y for _, y in points]), unit)
     small = "".join(
         f"<g><title>{svg_text(name)}: {axes.value(at[1])}</title>{mark(axes, at, index(results, name), 3, 'run')}</g>"
-        for name, found in runs.items()
-        for at in found
+        for name, dots in runs.items()
+        for at in dots
     )
-    large = "".join(_center(axes, found, index(results, name)) for name, found in runs.items() if found)
+    large = "".join(_center(axes, dots, index(results, name)) for name, dots in runs.items() if dots)
     return svg(axes.draw() + small + large)
 
 

@@ -164,8 +164,10 @@ class Results:
     @property
     def claimed(self) -> tuple[str, str, str] | None:
         """The (task, condition, against) that was declared before any run had started; None without one."""
-        one = self.declared
-        return (one.claim or "", one.primary, one.baseline) if one and one.primary and not one.late else None
+        record = self.declared
+        if not record or not record.primary or record.late:
+            return None
+        return record.claim or "", record.primary, record.baseline
 
     def of(self, condition: str) -> list[Cell]:
         """Return the condition's cells in the order of seeds."""
@@ -182,8 +184,8 @@ class Results:
     def started(self, condition: str) -> list[Cell]:
         """Return the condition's cells whose run was started, finished ones first."""
         readable = [cell for cell in self.of(condition) if cell.status != "unreadable"]
-        found = [cell for cell in readable if (cell.path / "config.resolved.json").is_file()]
-        return sorted(found, key=lambda cell: not cell.done)
+        started = [cell for cell in readable if (cell.path / "config.resolved.json").is_file()]
+        return sorted(started, key=lambda cell: not cell.done)
 
     def pairs(self, condition: str, against: str) -> list[tuple[Cell, Cell]]:
         """Return the pairs of cells with the same seed that finished in both conditions, by seed."""
@@ -207,7 +209,7 @@ class Results:
 
     def without(self, dropped: Callable[[Cell], bool]) -> Results:
         """Return the results without some cells."""
-        return replace(self, cells={place: cell for place, cell in self.cells.items() if not dropped(cell)})
+        return replace(self, cells={run: cell for run, cell in self.cells.items() if not dropped(cell)})
 
     def of_seeds(self, seeds: Collection[int]) -> Results:
         """Return the results of some seeds."""
@@ -218,8 +220,8 @@ class Results:
         sign = self.outcome.sign
         worst = sign * min((sign * cell.result for cell in self.runs if cell.result is not None), default=0.0)
         counted = {
-            place: replace(cell, status="done", curve=((0, worst),), mean=False) if cell.status == "failed" else cell
-            for place, cell in self.cells.items()
+            run: replace(cell, status="done", curve=((0, worst),), mean=False) if cell.status == "failed" else cell
+            for run, cell in self.cells.items()
         }
         return replace(self, cells=counted)
 
@@ -261,8 +263,8 @@ def at_shared_steps(cells: Sequence[Cell]) -> list[Cell]:
     shared = frozenset[int].intersection(*steps) if steps else frozenset[int]()
     if len(shared) < 2 and any(cell.mean for cell in done):
         runs = {
-            cell.condition: f"{cell.condition} seed {cell.seed} at {_few(own)}"
-            for cell, own in zip(done, steps, strict=True)
+            cell.condition: f"{cell.condition} seed {cell.seed} at {_few(at)}"
+            for cell, at in zip(done, steps, strict=True)
         }
         problem = f"a mean over training needs two steps at which all runs were measured, not {len(shared)}"
         raise DataError(f"{done[0].path}: {problem}: {'; '.join(runs.values())}; use the last value")
@@ -276,7 +278,7 @@ def _few(steps: Collection[int]) -> str:
 
 def mean_over_tasks(tables: Sequence[Results]) -> Results:
     """Average the results of each seed over tasks; a seed without a result on every task is "missing"."""
-    first, found = tables[0], list[Cell]()
+    first, means = tables[0], list[Cell]()
     for label in first.conditions:
         for seed in first.seeds:
             cells = [cell for table in tables if (cell := table.cells.get((label, seed)))]
@@ -284,6 +286,6 @@ def mean_over_tasks(tables: Sequence[Results]) -> Results:
             done = len(results) == len(tables)
             status = "done" if done else "failed" if any(cell.status == "failed" for cell in cells) else "missing"
             curve = ((0, fmean(results)),) if done else ()
-            place, start = (cells[0].path, cells[0].start) if cells else (Path(), 0)
-            found.append(Cell(label, seed, place, status, "no result on every task", curve, start=start))
-    return replace(first, name=ALL_TASKS, task=ALL_TASKS, cells={(one.condition, one.seed): one for one in found})
+            path, start = (cells[0].path, cells[0].start) if cells else (Path(), 0)
+            means.append(Cell(label, seed, path, status, "no result on every task", curve, start=start))
+    return replace(first, name=ALL_TASKS, task=ALL_TASKS, cells={(cell.condition, cell.seed): cell for cell in means})

@@ -42,7 +42,7 @@ def settings(run: Path) -> dict[str, Any]:
 
 
 def _under(key: str, sections: Sequence[str]) -> bool:
-    return any(f"{key}.".startswith(f"{one}.") for one in sections)
+    return any(f"{key}.".startswith(f"{section}.") for section in sections)
 
 
 def what_differs(results: Results) -> dict[str, dict[str, str]]:
@@ -50,10 +50,10 @@ def what_differs(results: Results) -> dict[str, dict[str, str]]:
 
     Conditions without a started run are left out.
     """
-    found = {one: settings(cell.path) for one in results.conditions for cell in results.started(one)[:1]}
-    keys = dict.fromkeys(key for values in found.values() for key in values)
+    settings_of = {label: settings(cell.path) for label in results.conditions for cell in results.started(label)[:1]}
+    keys = dict.fromkeys(key for values in settings_of.values() for key in values)
     shown = {
-        key: {label: json.dumps(values[key]) if key in values else "-" for label, values in found.items()}
+        key: {label: json.dumps(values[key]) if key in values else "-" for label, values in settings_of.items()}
         for key in keys
     }
     return {key: values for key, values in shown.items() if len(set(values.values())) > 1}
@@ -99,7 +99,7 @@ def campaign_commands(directory: Path, results: Results) -> list[str]:
 
 def row(cell: Cell, threshold: float | None, column: str = "accuracy", sign: int = 1) -> dict[str, Any]:
     """Return a cell as a row of results.csv and results.parquet; missing values are None."""
-    step, known = cell.reached(threshold, sign), cell.done and threshold is not None
+    step, can_reach = cell.reached(threshold, sign), cell.done and threshold is not None
     needed = (None,) * len(SPENT) if step is None else cell.spent_after(step)
     return {
         **{name: getattr(cell, name) for name in ("condition", "seed", "status", "reason")},
@@ -108,7 +108,7 @@ def row(cell: Cell, threshold: float | None, column: str = "accuracy", sign: int
         "avg_tokens": cell.avg_tokens if cell.done else None,
         "steps": len(cell.spent) - 1,
         **dict(zip(SPENT, cell.total, strict=True)),
-        "reached": step is not None if known else None,
+        "reached": step is not None if can_reach else None,
         "steps_to_threshold": step,
         **{f"{cost}_to_threshold": value for cost, value in zip(SPENT, needed, strict=True)},
         "host": cell.host,

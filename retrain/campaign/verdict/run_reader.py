@@ -87,7 +87,7 @@ def _late(plan: Plan) -> str:
 def read_campaign_tables(directory: Path) -> list[Results]:
     """Read the tables of all outcomes and tasks of a campaign, task by task within an outcome."""
     plan = read_plan(directory)
-    return [read_campaign(directory, task, one) for one in plan.measured for task in plan.tasks or ("",)]
+    return [read_campaign(directory, task, outcome) for outcome in plan.measured for task in plan.tasks or ("",)]
 
 
 def read_cell(
@@ -204,13 +204,13 @@ def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
     planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
     outcome = outcome or next(iter(planned), Outcome())
     campaigns = {path: read_campaign(path, outcome=outcome) for path in paths if (path / PLAN).is_file()}
-    uses = Counter(label for found in campaigns.values() for label in found.conditions)
+    uses = Counter(label for results in campaigns.values() for label in results.conditions)
     taken = {label for label, times in uses.items() if times == 1}
     cells: list[Cell] = []
-    for path, found in campaigns.items():
-        for label in found.conditions:
-            own = label if uses[label] == 1 else _unique(f"{path.resolve().name}: {label}", taken)
-            cells += [replace(cell, condition=own) for cell in found.of(label)]
+    for path, results in campaigns.items():
+        for label in results.conditions:
+            unique_label = label if uses[label] == 1 else _unique(f"{path.resolve().name}: {label}", taken)
+            cells += [replace(cell, condition=unique_label) for cell in results.of(label)]
     groups: dict[str, list[Cell]] = {}
     for path in dict.fromkeys(paths):
         if path not in campaigns:
@@ -254,8 +254,8 @@ def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
 
 def _unique(label: str, taken: set[str]) -> str:
     """Return the label, with a number if it is taken, and add the result to `taken`."""
-    number, found = 2, label
-    while found in taken:
-        number, found = number + 1, f"{label} ({number})"
-    taken.add(found)
-    return found
+    number, candidate = 2, label
+    while candidate in taken:
+        number, candidate = number + 1, f"{label} ({number})"
+    taken.add(candidate)
+    return candidate

@@ -52,9 +52,11 @@ def runs_of_file(file: Path, rows: Sequence[ResultRow], outcome: Outcome) -> lis
     if not tasks:
         available = ", ".join(metrics(rows)) or "none"
         raise DataError(f"{file}: no row has {outcome.metric!r}; metrics that rows have: {available}")
-    kept = {run: _last_attempt(run, own, outcome.metric) for run, own in rows_of_run.items() if run[0] in tasks}
+    kept = {
+        run: _last_attempt(run, attempts, outcome.metric) for run, attempts in rows_of_run.items() if run[0] in tasks
+    }
     _check_order(file, kept, rows_of_run, outcome.metric)
-    cells = {run: _cell(file, run, own, outcome) for run, (own, _) in kept.items()}
+    cells = {run: _cell(file, run, rows, outcome) for run, (rows, _) in kept.items()}
     _check_results(file, cells)
     methods = list(dict.fromkeys(method for _, method, _ in cells))
     runs = sorted(dict.fromkeys(run[1:] for run in cells), key=lambda run: methods.index(run[0]))
@@ -112,7 +114,7 @@ def _check_order(
     """Raise DataError if the steps of all runs only go down: such a file is sorted, and no run went back."""
     several = {run: rows for run, rows in rows_of_run.items() if run in kept and len(rows) > 1 and not rows[0].problem}
     steps = [[row.step or 0 for row in rows if metric in row.metrics] for rows in several.values()]
-    down = all(later < earlier for own in steps for earlier, later in pairwise(own))
+    down = all(later < earlier for rows_of_run in steps for earlier, later in pairwise(rows_of_run))
     if down and sum(map(len, steps)) > 2:
         raise DataError(f"{file}: the steps of every run go down from row to row; sort the rows by step")
 
@@ -159,24 +161,24 @@ def _cell(file: Path, run: RunKey, rows: Sequence[ResultRow], outcome: Outcome) 
     if not steps:
         available = ", ".join(metrics(rows)[:10]) or "no metric"
         return replace(cell, reason=f"no row of it has {metric!r}; it has {available}")
-    values = [(own[-1], _value(own, metric)) for own in steps]
-    known = [(row, value) for row, value in values if value is not None]
+    values = [(rows[-1], _value(rows, metric)) for rows in steps]
+    given = [(row, value) for row, value in values if value is not None]
     reason = ""
-    if known and not math.isfinite(known[-1][1]):
-        reason = f"{metric} is {known[-1][1]} in {known[-1][0].line}"
-    elif not known or (values[-1][1] is None and len(known) == len(values) - 1):
+    if given and not math.isfinite(given[-1][1]):
+        reason = f"{metric} is {given[-1][1]} in {given[-1][0].line}"
+    elif not given or (values[-1][1] is None and len(given) == len(values) - 1):
         reason = f"{metric} is blank in {values[-1][0].line}"
     answers = {
-        own[0].step or 0: {row.problem: value for row in own if (value := measured(row, metric)) is not None}
-        for own in steps
-        if own[0].problem
+        rows[0].step or 0: {row.problem: value for row in rows if (value := measured(row, metric)) is not None}
+        for rows in steps
+        if rows[0].problem
     }
-    right_or_wrong = all(value in (0.0, 1.0) for own in answers.values() for value in own.values())
+    right_or_wrong = all(value in (0.0, 1.0) for answered in answers.values() for value in answered.values())
     return replace(
         cell,
         status="failed" if reason else "done",
         reason=reason,
-        curve=tuple((row.step or 0, value) for row, value in known if math.isfinite(value)),
+        curve=tuple((row.step or 0, value) for row, value in given if math.isfinite(value)),
         answers_by_step=answers,
         problems=len(next(iter(answers.values()), ())) if right_or_wrong else 0,
     )
@@ -257,7 +259,7 @@ def _steps_note(cells: Sequence[Cell], cut: Sequence[Cell], end: int) -> list[st
     short, others = ([cell for cell in cells if (_end(cell) == shortest) is side] for side in (True, False))
     methods = list(dict.fromkeys(cell.condition for cell in others))
     longer = [[cell for cell in others if cell.condition == method] for method in methods]
-    unused = ", ".join(f"{_listed(own, cells)} to {_steps(own)}" for own in longer)
+    unused = ", ".join(f"{_listed(group, cells)} to {_steps(group)}" for group in longer)
     lines = [
         f"Runs differ in length and are compared at step {end}. Shortest: {_listed(short, cells)} to step {shortest}. "
         f"Longer, with later values that are not used: {unused}."
@@ -274,9 +276,12 @@ def _listed(some: Sequence[Cell], cells: Sequence[Cell]) -> str:
     """Name runs by method: `grpo` for all runs of a method, else `dapo seed 3` or `5 runs of dapo`."""
     names: list[str] = []
     for method in dict.fromkeys(cell.condition for cell in some):
-        own, every = ([cell for cell in group if cell.condition == method] for group in (some, cells))
-        whole = method if len(own) == len(every) > 1 else ""
-        names += [whole or f"{len(own)} runs of {method}"] if whole or len(own) > _NAMED else map(run_name, own)
+        chosen, every = ([cell for cell in group if cell.condition == method] for group in (some, cells))
+        whole = method if len(chosen) == len(every) > 1 else ""
+        if whole or len(chosen) > _NAMED:
+            names.append(whole or f"{len(chosen)} runs of {method}")
+        else:
+            names += map(run_name, chosen)
     return ", ".join(names)
 
 

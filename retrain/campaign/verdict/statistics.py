@@ -517,5 +517,5 @@ def seeds_needed(margin: float, deviation: float, size: int = 1, alpha: float = 
         distance = margin * math.sqrt(seeds) / max(deviation, margin / _CERTAIN)
         return 2 * float(stdtr(seeds - 1, distance - stdtrit(seeds - 1, 1 - min(alpha / size, LEVEL / 2)))) - 1
 
-    found = bisect_left(range(_MOST_SEEDS + 1), POWER, lo=MIN_SEEDS, key=reached)
-    return found if found <= _MOST_SEEDS else None
+    enough = bisect_left(range(_MOST_SEEDS + 1), POWER, lo=MIN_SEEDS, key=reached)
+    return enough if enough <= _MOST_SEEDS else None

@@ -55,7 +55,7 @@ def write_report(directory: Path) -> Report:
     added = run_facts.added_facts(directory, tables)
     every = tables
     if tables[0].task:  # then a row of results.csv is a run of one task
-        every = [read_campaign(directory, outcome=one) for one in analysis.outcomes]
+        every = [read_campaign(directory, outcome=outcome) for outcome in analysis.outcomes]
     commands = run_facts.campaign_commands(directory, every[0])
     html, text, tex = (directory / f"report.{kind}" for kind in ("html", "md", "tex"))
     plain_files(directory, deep=False)
@@ -79,10 +79,10 @@ def render(analysis: Analysis, commands: Sequence[str]) -> str:
 def paper(analysis: Analysis) -> str:
     """Return the tables of conditions, differences and runs for a paper, as LaTeX."""
     name, last = analysis.first.name, f"{analysis.first.outcome.label}, by seed"
-    found = {f"{name}: {title or 'conditions'}": table for title, table in conditions(analysis)}
+    tables = {f"{name}: {title or 'conditions'}": table for title, table in conditions(analysis)}
     notes = [sentences.note(analysis), *(f"{line.rstrip('.')}." for line in sentences.remarks(analysis))]
-    found[f"{name}: differences. {' '.join(notes)}"] = differences(analysis)
-    return latex.tables(found | {f"{table.name}: {last}": runs(table) for table in analysis.main})
+    tables[f"{name}: differences. {' '.join(notes)}"] = differences(analysis)
+    return latex.tables(tables | {f"{table.name}: {last}": runs(table) for table in analysis.main})
 
 
 def text(analysis: Analysis) -> str:
@@ -93,20 +93,21 @@ def text(analysis: Analysis) -> str:
 
 def exported(analysis: Analysis) -> dict[str, Drawing]:
     """Return every figure by its name: differences, learning curves, and results over other outcomes and costs."""
-    found = dict[str, Drawing]()
+    drawings = dict[str, Drawing]()
     for outcome in analysis.outcomes:
         every = analysis.of(outcome)
         span, name = figures.forest_span(every), "" if outcome == analysis.first.outcome else f" {outcome.metric}"
         rows = [
-            (sentences.title(one), figures.forest_row(one, span), estimate(one.difference, "+.3f")) for one in every
+            (sentences.title(comparison), figures.forest_row(comparison, span), estimate(comparison.difference, "+.3f"))
+            for comparison in every
         ]
         heads = ("", f"difference in {outcome.metric}")
-        found[f"differences{name}"] = Drawing(stacked(rows, figures.forest_axis(span), heads) if rows else "")
+        drawings[f"differences{name}"] = Drawing(stacked(rows, figures.forest_axis(span), heads) if rows else "")
     keys = figures.keys(analysis.first)
     for table in analysis.main:
         where = f" {table.task}" if table.task else ""
-        found |= {f"learning curves{where} {title}": Drawing(chart, keys) for title, _, chart in _curves(table)}
-    return found | {f"result and {title}": Drawing(chart, keys) for title, chart in _scatters(analysis)}
+        drawings |= {f"learning curves{where} {title}": Drawing(chart, keys) for title, _, chart in _curves(table)}
+    return drawings | {f"result and {title}": Drawing(chart, keys) for title, chart in _scatters(analysis)}
 
 
 def _scatters(analysis: Analysis) -> list[tuple[str, str]]:
@@ -119,8 +120,8 @@ def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
 
     A worker writes it when the run ends. Writing it here would read every rollout of every run.
     """
-    pages = {place: cell.path / "report.html" for place, cell in results.cells.items()}
-    return {place: str(page.relative_to(directory)) for place, page in pages.items() if page.exists()}
+    pages = {run: cell.path / "report.html" for run, cell in results.cells.items()}
+    return {run: str(page.relative_to(directory)) for run, page in pages.items() if page.exists()}
 
 
 def _contents(analysis: Analysis, commands: Sequence[str], added: Sequence[run_facts.AddedFacts]) -> dict[str, Any]:
@@ -133,13 +134,13 @@ def _contents(analysis: Analysis, commands: Sequence[str], added: Sequence[run_f
         "title": first.name.partition(": ")[0],
         "scope": "; ".join([scope, f"baseline {first.baseline}", *(facts.scope for facts in added if facts.scope)]),
         "headline": sentences.headline(analysis),
-        "sentences": [sentences.sentence(one) for one in analysis.shown],
+        "sentences": [sentences.sentence(comparison) for comparison in analysis.shown],
         "remarks": [*sentences.notes(analysis), *(line for facts in added for line in facts.remarks)],
         "note": sentences.note(analysis),
         "differences": differences(analysis),
         "described": described(analysis),
         "conditions": conditions(analysis),
-        "costs": Table.of([spent(first, one) for one in first.conditions] if _scatters(analysis) else []),
+        "costs": Table.of([spent(first, condition) for condition in first.conditions] if _scatters(analysis) else []),
         "threshold": first.threshold,
         "measured": first.outcome.label,
         "added": [(facts.title, facts.table) for facts in added if facts.table.rows],
@@ -180,31 +181,34 @@ def linked(results: Results, pages: Mapping[tuple[str, int], str]) -> dict[str, 
     return {
         "table": runs(results),
         "lost": {cell.status for cell in results.lost},
-        "links": [["", *(pages.get((one, seed)) for seed in results.seeds)] for one in results.conditions],
+        "links": [["", *(pages.get((label, seed)) for seed in results.seeds)] for label in results.conditions],
     }
 
 
 def _verdicts(analysis: Analysis, metric: str) -> dict[str, Any]:
     """Return the lines of one outcome, family by family, and their axis."""
-    found = [one for one in analysis.shown if one.outcome.metric == metric]
-    span, outcome = figures.forest_span(found), next(one for one in analysis.outcomes if one.metric == metric)
+    shown = [comparison for comparison in analysis.shown if comparison.outcome.metric == metric]
+    span = figures.forest_span(shown)
+    outcome = next(tested for tested in analysis.outcomes if tested.metric == metric)
     margin = f"; the band is the margin of {outcome.margin:g}" if outcome.margin else ""
     families = [
-        (sentences.TITLES[family], [_line(one, span) for one in family_of])
-        for family, family_of in ((name, list(group)) for name, group in groupby(found, lambda one: one.family))
+        (sentences.TITLES[family], [_line(comparison, span) for comparison in family_of])
+        for family, family_of in (
+            (name, list(group)) for name, group in groupby(shown, lambda comparison: comparison.family)
+        )
     ]
     return {"title": f"{metric}: {outcome.direction}{margin}", "families": families, "axis": figures.forest_axis(span)}
 
 
-def _line(one: Comparison, span: tuple[float, float]) -> dict[str, str]:
+def _line(comparison: Comparison, span: tuple[float, float]) -> dict[str, str]:
     return {
-        "style": KINDS[one.kind].css,
-        "title": sentences.title(one),
-        "drawing": figures.forest_row(one, span),
-        "difference": estimate(one.difference, "+.3f") if one.seeds else "no seed in both",
-        "verdict": sentences.short(one),
-        "why": sentences.why(one) if one.seeds else "",
-        "seeds": sentences.seeds(one),
+        "style": KINDS[comparison.kind].css,
+        "title": sentences.title(comparison),
+        "drawing": figures.forest_row(comparison, span),
+        "difference": estimate(comparison.difference, "+.3f") if comparison.seeds else "no seed in both",
+        "verdict": sentences.short(comparison),
+        "why": sentences.why(comparison) if comparison.seeds else "",
+        "seeds": sentences.seeds(comparison),
     }
 
 
@@ -221,8 +225,8 @@ def described(analysis: Analysis) -> Table:
 
 def _columns(analysis: Analysis, columns: Sequence[str]) -> Table:
     rows: list[list[str]] = []
-    for one in analysis.shown:
-        texts, metric = sentences.texts(one), one.outcome.metric
+    for comparison in analysis.shown:
+        texts, metric = sentences.texts(comparison), comparison.outcome.metric
         first = texts["comparison"] + (f": {metric}" if metric != "accuracy" else "")
         rows.append([first, *(texts[name] for name in columns)])
     return Table(("comparison", *columns), rows)
@@ -247,24 +251,31 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
     """Return the tables of means over runs: conditions with all outcomes, or tasks by conditions for each outcome."""
     first = analysis.first
     if len(analysis.main) == 1 and not first.task:
-        return [("", Table.of([_summary(analysis, one) for one in first.conditions]))]
-    found: list[tuple[str, Table]] = []
+        return [("", Table.of([_summary(analysis, condition) for condition in first.conditions]))]
+    titled: list[tuple[str, Table]] = []
     for outcome in analysis.outcomes:
         tables = [table for table in analysis.tables if table.outcome == outcome]
-        means = [{one: estimate(average(table, one), ".3f") for one in table.conditions} for table in tables]
-        rows = [{"task": table.task} | own for table, own in zip(tables, means, strict=True)]
-        found.append((f"{outcome.label} by task", Table.of(rows)))
-    return found
+        means = [
+            {condition: estimate(average(table, condition), ".3f") for condition in table.conditions}
+            for table in tables
+        ]
+        rows = [{"task": table.task} | row for table, row in zip(tables, means, strict=True)]
+        titled.append((f"{outcome.label} by task", Table.of(rows)))
+    return titled
 
 
 def _summary(analysis: Analysis, condition: str) -> dict[str, str]:
     first, done = analysis.first, [cell for cell in analysis.first.runs if cell.done]
-    own, planned = len(first.done(condition)), len(first.of(condition))
-    found = {table.outcome.metric: estimate(average(table, condition), ".3f") for table in analysis.tables}
+    done_runs, planned = len(first.done(condition)), len(first.of(condition))
+    summary = {table.outcome.metric: estimate(average(table, condition), ".3f") for table in analysis.tables}
     for name, measure, form in (("area under curve", area, ".3f"), ("tokens per answer", length, ".1f")):
         if any(measure(cell) is not None for cell in done):
-            found[name] = estimate(average(first, condition, measure), form)
-    return {"condition": condition, "runs": str(own) if own == planned else f"{own} of {planned}", **found}
+            summary[name] = estimate(average(first, condition, measure), form)
+    return {
+        "condition": condition,
+        "runs": str(done_runs) if done_runs == planned else f"{done_runs} of {planned}",
+        **summary,
+    }
 
 
 def spent(table: Results, condition: str) -> dict[str, str]:
@@ -277,17 +288,18 @@ def spent(table: Results, condition: str) -> dict[str, str]:
         "reached": "-" if table.threshold is None else f"{len(steps)} of {len(cells)}",
         "steps until then": amount(mean_estimate([*map(float, steps)]) if every else NOTHING),
         **{
-            f"{cost}, whole run": amount(mean_estimate([one.total[i] for one in cells])) for i, cost in enumerate(SPENT)
+            f"{cost}, whole run": amount(mean_estimate([cell.total[i] for cell in cells]))
+            for i, cost in enumerate(SPENT)
         },
     }
 
 
-def _completion(found: CreditMap, index: int) -> dict[str, Any]:
+def _completion(credit: CreditMap, index: int) -> dict[str, Any]:
     """Return the data of a completion with each condition's advantages per token."""
-    row, length = found.rows[index], len(found.rows[index]["tokens"])
+    row, length = credit.rows[index], len(credit.rows[index]["tokens"])
     scales = {
         label: max((abs(value) for row in rows for value in row), default=0.0)
-        for label, rows in found.advantages.items()
+        for label, rows in credit.advantages.items()
     }
     correctness = "" if row.get("correct") is None else ", right" if row["correct"] else ", wrong"
     return {
@@ -299,7 +311,7 @@ def _completion(found: CreditMap, index: int) -> dict[str, Any]:
         "badges": conversation(row).badges,
         "rest": f" ... {length - _TOKENS} more" if length > _TOKENS else "",
         "lines": [
-            (label, scale, number(float(f"{scale:.2g}")), found.advantages[label][index][:_TOKENS])
+            (label, scale, number(float(f"{scale:.2g}")), credit.advantages[label][index][:_TOKENS])
             for label, scale in scales.items()
         ],
     }

@@ -58,7 +58,7 @@ def other_units(results: Results, conditions: Sequence[str]) -> str:
     if not groups:
         return ""
     few, many = sorted(groups, key=len)
-    foreign = {place: value for place, value in values.items() if value in few}
+    foreign = {run: value for run, value in values.items() if value in few}
     return f"{_described(results, foreign)} beside {_span(many)}: different units?"
 
 
@@ -68,7 +68,9 @@ def task_units(tables: Sequence[Results]) -> str:
     every = [value for of_task in values.values() for value in of_task]
     if not _units(every, tables[0].outcome.share):
         return ""
-    return "tasks of different units have no mean: " + ", ".join(f"{task} {_span(own)}" for task, own in values.items())
+    return "tasks of different units have no mean: " + ", ".join(
+        f"{task} {_span(amounts)}" for task, amounts in values.items()
+    )
 
 
 def margin_problem(results: Results) -> str:
