@@ -84,9 +84,9 @@ def score(reward: str, params: Mapping[str, Any], item: Mapping[str, Any]) -> Sc
     """
     reads, call = _reward_scorer(reward, json.dumps(dict(params), sort_keys=True))
     if missing := [name for name in reads if name not in item]:
-        known = f"here a reward can read {', '.join(item)}"
+        readable = f"here a reward can read {', '.join(item)}"
         problem = f'reward "{reward}" reads {", ".join(missing)}, which this trainer does not provide'
-        raise ComponentError(problem, known)
+        raise ComponentError(problem, readable)
     return call(item)
 
 

@@ -54,7 +54,7 @@ async def reward_for_slime(args: Any, sample: Any) -> Any:
     """
     if isinstance(sample, list):
         members: list[Any] = sample
-        return [await reward_for_slime(args, one) for one in members]
+        return [await reward_for_slime(args, sample) for sample in members]
     item = {
         "completion": sample.response,
         "answer": str(sample.label),

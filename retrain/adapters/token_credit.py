@@ -93,6 +93,6 @@ class TokenCredit:
             The batch with advantages [N, T] and the columns of signals, and metrics.
         """
         metrics = self._pipeline.before(batch) if learns else {}
-        credited, found = self._pipeline.credit(batch)
-        metrics |= found
+        credited, credit_metrics = self._pipeline.credit(batch)
+        metrics |= credit_metrics
         return credited, metrics | self._pipeline.after(credited) if learns else metrics

@@ -85,9 +85,9 @@ class AdvantageMixin:
         for _ in range(min(len(log), len(advantages))):
             log.pop()
         log.extend(logged.tolist())
-        own = len(output["advantages"])
-        first = self._retrain_trainer.accelerator.process_index * own
-        local = advantages[first : first + own]
+        count = len(output["advantages"])
+        first = self._retrain_trainer.accelerator.process_index * count
+        local = advantages[first : first + count]
         output["advantages"] = local if local.dim() == 1 else local[:, : output["completion_ids"].shape[1]]
         return output
 
@@ -167,7 +167,7 @@ class AdvantageMixin:
         columns = self._retrain_scores(output, credit.policy_columns | {"old_logprobs"})
         given = output.get("sampling_per_token_logps")
         drawn = columns["old_logprobs"] if given is None else given.where(~given.isnan(), columns["old_logprobs"])
-        own = output["advantages"][:, None] * sampled
+        credited = output["advantages"][:, None] * sampled
 
         def gather(local: Tensor) -> Tensor:
             return trainer.accelerator.gather(trainer.accelerator.pad_across_processes(local, dim=1))
@@ -185,7 +185,7 @@ class AdvantageMixin:
             lengths=self._retrain_seen[1],
             group_ids=groups,
             is_expert=torch.zeros_like(correct),
-            advantages=gather(own),
+            advantages=gather(credited),
             step=trainer.state.global_step,
             max_tokens=trainer.max_completion_length,
             reward_parts=self._retrain_seen[0],
@@ -213,7 +213,7 @@ class AdvantageMixin:
         ids = torch.cat([prompts, completions], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         sampled = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
-        found = {name: completions.new_zeros(completions.shape, dtype=torch.float32) for name in names}
+        columns = {name: completions.new_zeros(completions.shape, dtype=torch.float32) for name in names}
         size = trainer.args.per_device_train_batch_size
         for first in range(0, len(ids), size):
             rows = slice(first, first + size)
@@ -229,8 +229,8 @@ class AdvantageMixin:
                 squares="sum_pi_squared" in names,
             )
             for name in names:
-                found[name][rows][here] = getattr(scores, "logprobs" if name == "old_logprobs" else name)
-        return found
+                columns[name][rows][here] = getattr(scores, "logprobs" if name == "old_logprobs" else name)
+        return columns
 
 
 def _turns(mask: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:

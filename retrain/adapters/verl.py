@@ -88,8 +88,8 @@ def _estimator(mode: str) -> Estimator:
     def estimator(
         token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], config: Any = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        own = config.get("retrain", None) if config is not None else None
-        return compute_advantage_for_verl(token_level_rewards, response_mask, index, mode, **dict(own or {}))
+        settings = config.get("retrain", None) if config is not None else None
+        return compute_advantage_for_verl(token_level_rewards, response_mask, index, mode, **dict(settings or {}))
 
     estimator.__name__ = PREFIX + mode
     return estimator

@@ -67,8 +67,8 @@ def _to_come(values: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """Return sum_{s>=t} gamma^(s-t) * v_s at every position. Only positions inside the mask count as time."""
     if gamma == 1:
         return values.flip(-1).cumsum(-1).flip(-1)
-    total, found = values.new_zeros(values.shape[:1]), values.new_zeros(values.shape)
+    total, returns = values.new_zeros(values.shape[:1]), values.new_zeros(values.shape)
     for column in reversed(range(values.shape[1])):
         total = (values[:, column] + gamma * total).where(mask[:, column], total)
-        found[:, column] = total
-    return found
+        returns[:, column] = total
+    return returns

@@ -145,7 +145,7 @@ def _by_turn(turn_rewards: Tensor, turn_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def _to_come(rewards: Tensor, gamma: float) -> Tensor:
     """Discounted return of every turn k, sum_{j>=k} gamma^(j-k) * r_j, both [N, K]."""
-    found, total = rewards.clone(), rewards.new_zeros(len(rewards))
+    returns, total = rewards.clone(), rewards.new_zeros(len(rewards))
     for turn in reversed(range(rewards.shape[1])):
-        total = found[:, turn] = rewards[:, turn] + gamma * total
-    return found
+        total = returns[:, turn] = rewards[:, turn] + gamma * total
+    return returns

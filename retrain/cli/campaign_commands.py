@@ -181,9 +181,12 @@ def compare(  # noqa: PLR0913 - one per option
     from retrain.campaign.verdict.verdict_kinds import KINDS
 
     asked = comparison.Asked(metric, goal, margin, summary, unpaired, tuple(allow_different or ()))
-    found = comparison.compare(runs, asked)
+    analysis = comparison.compare(runs, asked)
     command = [comparison.command(runs, asked)]
-    for file, made in ((html, lambda: verdict_page.render(found, command)), (latex, lambda: verdict_page.paper(found))):
+    for file, made in (
+        (html, lambda: verdict_page.render(analysis, command)),
+        (latex, lambda: verdict_page.paper(analysis)),
+    ):
         if file:
             comparison.check_output(file, runs)
             with writing(file):
@@ -192,14 +195,14 @@ def compare(  # noqa: PLR0913 - one per option
         from retrain.report.exported_figures import write_figures
 
         with writing(figures):
-            write_figures(figures, verdict_page.exported(found))
+            write_figures(figures, verdict_page.exported(analysis))
     if as_json:
-        say(json.dumps(sentences.as_json(found), indent=2))
+        say(json.dumps(sentences.as_json(analysis), indent=2))
     else:
-        say_verdict("\n".join([*comparison.differing(found.first), verdict_page.text(found)]))
-    if fail_if and any(KINDS[one.kind].fails for one in found.comparisons):
+        say_verdict("\n".join([*comparison.differing(analysis.first), verdict_page.text(analysis)]))
+    if fail_if and any(KINDS[tested.kind].fails for tested in analysis.comparisons):
         raise typer.Exit(1)
-    if fail_if and not any(one.seeds for one in found.comparisons):
+    if fail_if and not any(tested.seeds for tested in analysis.comparisons):
         raise typer.Exit(ConfigError.exit_code)
 
 

@@ -149,20 +149,20 @@ def check_rewards(
     from retrain.run.before.reward_check import FORMS, as_table
     from retrain.run.before.reward_check import check_rewards as check
 
-    wrong = [one.name for one in FORMS if one.right is False]
+    wrong = [form.name for form in FORMS if form.right is False]
     if unknown := [name for name in allow or () if name not in wrong]:
         raise typer.BadParameter(f'no form is called "{unknown[0]}"; forms: {", ".join(wrong)}', param_hint="--allow")
     loaded = load(file, overrides or ())
     console = Console(stderr=True)
     bar = partial(track, description="scoring", console=console, transient=True, disable=not console.is_terminal)
-    found = check(loaded, rows, bar)
-    table = as_table(loaded, found)
+    checks = check(loaded, rows, bar)
+    table = as_table(loaded, checks)
     say("\n".join(table.aligned()))
     if any(cell.endswith(" +") for row in table.rows for cell in row):
         say("+ wrong, and paid more than the lowest value and 0")
-    holes = {one.form.name: one.correct for one in found if one.form.name in wrong and one.correct}
-    missed = [one.form.name for one in found if one.form.right and one.correct <= 0.5]
-    failed, count = sum(one.failed for one in found), sum(one.scored for one in found)
+    holes = {entry.form.name: entry.correct for entry in checks if entry.form.name in wrong and entry.correct}
+    missed = [entry.form.name for entry in checks if entry.form.right and entry.correct <= 0.5]
+    failed, count = sum(entry.failed for entry in checks), sum(entry.scored for entry in checks)
     if failed:
         say(f"could not be scored: {failed} of {count} completions")
     if missed:
@@ -177,7 +177,7 @@ def _bibliography(configs: Sequence[LoadedConfig]) -> None:
     from retrain.report.bibliography import entries
 
     parts = [bound for config in configs for several in config.components.bound.values() for bound in several]
-    say("\n\n".join(entries([inspect.getdoc(one.component.target) or "" for one in parts])))
+    say("\n\n".join(entries([inspect.getdoc(part.component.target) or "" for part in parts])))
 
 
 def _show(facts: Mapping[str, Any], head: str) -> None:
@@ -189,26 +189,26 @@ def _show(facts: Mapping[str, Any], head: str) -> None:
         say(head + render(facts))
         return
     console.print(Text(head), end="")
-    for topic, found in facts.items():
+    for topic, fact in facts.items():
         title = Text(topic.replace("_", " "), "bold")
-        if isinstance(found, (Mapping, list)) and found:
-            console.print(title, Padding(_cell(found), (0, 0, 1, 2)))
-        elif found not in _EMPTY:
-            console.print(title, _cell(found))
+        if isinstance(fact, (Mapping, list)) and fact:
+            console.print(title, Padding(_cell(fact), (0, 0, 1, 2)))
+        elif fact not in _EMPTY:
+            console.print(title, _cell(fact))
 
 
-def _cell(found: Any) -> Table | Text:
+def _cell(fact: Any) -> Table | Text:
     from retrain.run.before.explain import text
 
-    if isinstance(found, Mapping):
+    if isinstance(fact, Mapping):
         grid = Table.grid(padding=(0, 2))
-        for key, value in found.items():
+        for key, value in fact.items():
             if value not in _EMPTY:
                 grid.add_row(Text(key.replace("_", " "), "dim"), _cell(value))
         return grid
-    if isinstance(found, list):
-        return _rows(found) if isinstance(found[0], Mapping) else Text(shown("\n".join(map(str, found))))
-    line = shown(text(found))
+    if isinstance(fact, list):
+        return _rows(fact) if isinstance(fact[0], Mapping) else Text(shown("\n".join(map(str, fact))))
+    line = shown(text(fact))
     mark, style = ("✓ ", "green") if line.startswith("ok") else ("✗ ", "red") if line.startswith("failed") else ("", "")
     return Text(mark + line, style)
 
@@ -228,5 +228,5 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     for first, row in zip(firsts, rows, strict=True):
         start = text(row[first]) if shared else f"{first} {text(row[first])}"
         rest = ["" if (value := row.get(key)) in _EMPTY else text(value) for key in others]
-        table.add_row(*(Text(shown(one)) for one in (start, *rest)))
+        table.add_row(*(Text(shown(cell)) for cell in (start, *rest)))
     return table

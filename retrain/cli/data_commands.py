@@ -90,7 +90,7 @@ def _tasks(
 
         loaded = load(str(origin), overrides)
         return loaded.task(seed), {
-            name: (one.task(seed), one.config.eval.problems) for name, one in loaded.sets.items()
+            name: (config.task(seed), config.config.eval.problems) for name, config in loaded.sets.items()
         }
     parameters = Parameters(overrides)
     given = {} if origin is None else {_KEYS[source]: origin, "heldout_fraction": 0.0}

@@ -147,8 +147,8 @@ class Screen:
         if self.evaluation:
             lines.append(self._held_out(self.evaluation))
         memory = f", {self.memory_mb:,.0f} MB of memory at most" if self.memory_mb else ""
-        for name, place in self.places.items():
-            value = shown(place) + (memory if name == "run" else "")
+        for name, path in self.places.items():
+            value = shown(path) + (memory if name == "run" else "")
             label = f"{name:<{min(_LABEL + _VALUE + 2, width // 2)}}"
             lines.append(Text.assemble((label, "dim"), value, no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
@@ -190,8 +190,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
         part = values[index * len(values) // count : (index + 1) * len(values) // count]
         finite = [value for value in part if math.isfinite(value)]
         means.append(sum(finite) / len(finite) if finite else None)
-    known = [mean for mean in means if mean is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    finite_means = [mean for mean in means if mean is not None]
+    low, high = (min(finite_means), max(finite_means)) if finite_means else (0.0, 0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(" " if mean is None else _BARS[round((mean - low) * scale)] for mean in means)
 

@@ -63,8 +63,8 @@ ENTRY_POINTS = "retrain.commands"
 @cache
 def installed() -> dict[str, EntryPoint]:
     """Return the commands that entry points of installed packages add; they cannot replace those of COMMANDS."""
-    found = {point.name.replace(".", " "): point for point in entry_points(group=ENTRY_POINTS)}
-    return {name: found[name] for name in sorted(found.keys() - COMMANDS.keys())}
+    points = {point.name.replace(".", " "): point for point in entry_points(group=ENTRY_POINTS)}
+    return {name: points[name] for name in sorted(points.keys() - COMMANDS.keys())}
 
 
 def command_names() -> list[str]:
@@ -122,8 +122,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the first argument names; an unknown one fails with the most similar name."""
-        known = self.list_commands(ctx)
-        if args and args[0] not in known and (near := did_you_mean(args[0], known)):
+        commands = self.list_commands(ctx)
+        if args and args[0] not in commands and (near := did_you_mean(args[0], commands)):
             ctx.fail(f'no such command "{args[0]}"; {near}')
         return super().resolve_command(ctx, args)
 

@@ -77,10 +77,12 @@ def shown_metrics(metrics: Collection[str]) -> tuple[tuple[str, str, str], ...]:
 
     The latter are the mean reward of each of several environments ("LABEL: reward"), then other numbers.
     """
-    known = {name for _, name, _ in _CURVES} | {"env/replayed"}
-    own = [name for name in metrics if name.startswith("env/") and "ended_" not in name and name not in known]
-    rewards = [name for name in own if name.endswith("/reward")]
-    counts = [name for name in own if name.count("/") == 1]
+    shown_apart = {name for _, name, _ in _CURVES} | {"env/replayed"}
+    own_metrics = [
+        name for name in metrics if name.startswith("env/") and "ended_" not in name and name not in shown_apart
+    ]
+    rewards = [name for name in own_metrics if name.endswith("/reward")]
+    counts = [name for name in own_metrics if name.count("/") == 1]
     more = [
         (name.removeprefix("env/").replace("/", ": "), name, "{:.3g}")
         for name in [*rewards, *counts][:_MAX_ENVIRONMENT_ROWS]

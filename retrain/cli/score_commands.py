@@ -52,12 +52,12 @@ def score(  # noqa: PLR0913 - the options of the command
     if (given := file or results) is None or (file and results):
         raise typer.BadParameter("name one file or run to score, as the argument or after --results")
     file = results_file(given, step, eval_set)
-    found = score_file(str(file), wanted, equivalence)
-    facts: dict[str, Any] = summarize(found, wanted)
+    score = score_file(str(file), wanted, equivalence)
+    facts: dict[str, Any] = summarize(score, wanted)
     if base is not None:
         base = results_file(base, step, eval_set)
         other = score_file(str(base), wanted, equivalence)
-        facts |= {"base": summarize(other, wanted), **compare(found, other, wanted)}
+        facts |= {"base": summarize(other, wanted), **compare(score, other, wanted)}
     if as_json:
         say(json.dumps(facts, indent=2))
         return

@@ -114,8 +114,8 @@ def episodes_from(loaded: LoadedConfig, serve: str, patience: float | None, key_
     Raises:
         ConfigError: an option is invalid, or the run cannot train on an endpoint.
     """
-    found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})", serve)
-    if not found or int(found[2]) > 65535:
+    parts = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})", serve)
+    if not parts or int(parts[2]) > 65535:
         fix = "write it as 127.0.0.1:8000"
         raise ConfigError.at("--serve", serve, "not a host and a port", fix)
     from retrain.run.before.environment_checks import check_endpoint
@@ -125,6 +125,6 @@ def episodes_from(loaded: LoadedConfig, serve: str, patience: float | None, key_
     from retrain.serve.policy_endpoint import source_of_episodes
 
     check_endpoint(loaded, ranks)
-    access = Access(found[1].strip("[]"), int(found[2]), api_key(key_env))
+    access = Access(parts[1].strip("[]"), int(parts[2]), api_key(key_env))
     warn_of_host(access.host, access.key, "send requests to the policy and reward it")
     return partial(source_of_episodes, access=access, patience_s=patience or _PATIENCE_S)

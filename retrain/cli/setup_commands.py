@@ -154,11 +154,11 @@ def _section(page: str, anchor: str) -> str:
         if line.startswith("#") and re.sub(r"[^\w\- ]", "", line.strip("# ").lower()).replace(" ", "-") == anchor:
             level = line.index(" ")
             following = (
-                place for place in range(number + 1, len(lines)) if re.match(rf"#{{1,{level}}} ", lines[place])
+                index for index in range(number + 1, len(lines)) if re.match(rf"#{{1,{level}}} ", lines[index])
             )
             return "\n".join(lines[number : next(following, len(lines))])
         if f'<a id="{anchor}"></a>' in line:
-            head = next(place for place in range(number, 0, -1) if lines[place].startswith("|---")) - 1
+            head = next(index for index in range(number, 0, -1) if lines[index].startswith("|---")) - 1
             titles, cells = ([cell.strip() for cell in row.strip("|").split(" | ")] for row in (lines[head], line))
             return "\n\n".join(
                 f"**{title}**: {cell.rpartition('</a>')[2]}" for title, cell in zip(titles, cells, strict=False)
@@ -191,10 +191,12 @@ def _recipes() -> Path:
 
 def _templates() -> dict[str, Path]:
     """Return every template by its name: the quickstart and jsonl templates, then the recipes."""
-    own = {file.stem: file for file in sorted((Path(__file__).parent / "templates").glob("*.toml"), reverse=True)}
+    packaged = {file.stem: file for file in sorted((Path(__file__).parent / "templates").glob("*.toml"), reverse=True)}
     recipes = sorted(_recipes().rglob("*.toml"), key=lambda file: (len(file.parts), file))
-    return own | {
-        name: file for file in recipes if (name := file.relative_to(_recipes()).with_suffix("").as_posix()) not in own
+    return packaged | {
+        name: file
+        for file in recipes
+        if (name := file.relative_to(_recipes()).with_suffix("").as_posix()) not in packaged
     }
 
 
@@ -209,18 +211,18 @@ def plugins(
 
     if kind not in (None, *KINDS, "preset"):
         fix = f"{did_you_mean(str(kind), [*KINDS, 'preset'])} one of: {', '.join(KINDS)}, preset".lstrip()
-        if of := [one.kind for one in components(None) if one.name == kind]:
+        if of := [component.kind for component in components(None) if component.name == kind]:
             fix = f"{kind} is a component of the kind {of[0]}: retrain plugins {of[0]}"
         raise ConfigError.at("retrain plugins", str(kind), "no such kind of component", fix)
     rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
     rows += [_described(component) for component in components(kind)]
-    found = {(row["kind"], row["name"]) for row in rows}
+    listed = {(row["kind"], row["name"]) for row in rows}
     rows += [
         _installed(of, name)
         for of in KINDS
         if kind in (None, of)
         for name in entry_names(of)
-        if (of, name) not in found
+        if (of, name) not in listed
     ]
     if as_json:
         say(json.dumps(rows, indent=2, default=str))
@@ -235,25 +237,25 @@ def plugins(
 
 def doctor(as_json: Json = False) -> None:
     """Check this machine. Exit with code 6 if runs cannot be written to the current directory."""
-    found, console = dict[str, Any](), Console(highlight=False)
+    facts, console = dict[str, Any](), Console(highlight=False)
     for name, check in _CHECKS.items():
         with console.status(f"checking {name}") if console.is_terminal else nullcontext():
-            found[name] = _attempt(check)
+            facts[name] = _attempt(check)
         if not as_json:
-            _show(console, name, found[name] if isinstance(found[name], dict) else {"": found[name]})
+            _show(console, name, facts[name] if isinstance(facts[name], dict) else {"": facts[name]})
     if as_json:
-        say(json.dumps(found, indent=2))
-    if not found["this directory"] == "writable":
+        say(json.dumps(facts, indent=2))
+    if not facts["this directory"] == "writable":
         raise StorageError(f"{Path.cwd()} cannot be written; use a directory that you can write, or set [logging] dir")
 
 
-def _show(console: Console, name: str, found: dict[str, Any]) -> None:
+def _show(console: Console, name: str, facts: dict[str, Any]) -> None:
     """Print the result of a check: a table with marks in a terminal, else a line."""
     if not console.is_terminal:
-        say(f"{name}: {_listed(found)}")
+        say(f"{name}: {_listed(facts)}")
         return
     table = Table.grid(padding=(0, 1))
-    for key, value in found.items():
+    for key, value in facts.items():
         text = str(value)
         lacking, broken = text.startswith(("none", "cannot")) or "not installed" in text, text.startswith("broken")
         mark, style = ("✗", "red") if broken else ("-", "dim") if lacking else ("✓", "green")
@@ -320,10 +322,10 @@ def _packages() -> dict[str, str]:
 
 def _extras() -> dict[str, str]:
     """Return the versions of each extra's distributions; one text if all of them have the same."""
-    found = {extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()}
+    installed = {extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()}
     return {
         extra: next(iter(versions.values())) if len({*versions.values()}) == 1 else _listed(versions)
-        for extra, versions in found.items()
+        for extra, versions in installed.items()
     }
 
 

@@ -197,8 +197,8 @@ def report(
     if (run / "plan.json").is_file():
         from retrain.campaign.verdict.verdict_page import write_report as write_verdict
 
-        found = write_verdict(run)
-        say("\n".join([found.text, *map(str, found.files)]))
+        written = write_verdict(run)
+        say("\n".join([written.text, *map(str, written.files)]))
         return
     from retrain.report.run_page import follow, write_report
 
@@ -221,27 +221,27 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Keep updating until all runs have ended.")] = False,
 ) -> None:
     """Show the progress of runs and campaigns: steps, reward, held-out accuracy, time left."""
-    found = [one for path in runs or [Path("runs")] for one in _runs_in(path)]
-    if not found:
+    folders = [folder for path in runs or [Path("runs")] for folder in _runs_in(path)]
+    if not folders:
         raise ConfigError.at("runs", "status", "there is no run here", "retrain train run.toml")
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False, soft_wrap=True)
     if as_json or not watch:
-        facts = [_facts(path) for path in found]
+        facts = [_facts(path) for path in folders]
         if as_json:
             say(json.dumps(facts, indent=2))
         else:
             console.print(_picture(facts))
-        if runs and any(one.get("state") == "unreadable" for one in facts):
+        if runs and any(row.get("state") == "unreadable" for row in facts):
             raise typer.Exit(StorageError.exit_code)
         return
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            facts = [_facts(path) for path in found]
+            facts = [_facts(path) for path in folders]
             live.update(_picture(facts), refresh=True)
-            if not any(_is_active(one) for one in facts):
+            if not any(_is_active(row) for row in facts):
                 return
             time.sleep(_REFRESH_S)
 
@@ -251,9 +251,9 @@ def _runs_in(path: Path) -> list[Path]:
 
     A path without any is returned as well, so that reading it reports the error; only runs/ may be empty.
     """
-    found = sorted({file.parent for name in (_STATUS, _PLAN) for file in path.glob(f"*/{name}")})
-    own = (path / _STATUS).exists() or (path / _PLAN).exists()
-    return [path] if own or (not found and path != Path("runs")) else found
+    folders = sorted({file.parent for name in (_STATUS, _PLAN) for file in path.glob(f"*/{name}")})
+    is_run = (path / _STATUS).exists() or (path / _PLAN).exists()
+    return [path] if is_run or (not folders and path != Path("runs")) else folders
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _picture(facts: list[dict[str, Any]]) -> RenderableType:
     from retrain.cli.campaign_display import picture
 
     return Group(
-        *(Group(Text(shown(one["path"])), picture(one)) if "runs" in one else Group(*_lines(one)) for one in facts)
+        *(Group(Text(shown(row["path"])), picture(row)) if "runs" in row else Group(*_lines(row)) for row in facts)
     )
 
 
@@ -293,8 +293,8 @@ def _lines(row: dict[str, Any]) -> Iterator[Text]:
     from rich.text import Text
 
     yield Text(_line(row), no_wrap=True)
-    for one in row.get("findings", ()):
-        yield Text(shown(f"  {one['name']}: {one['text']} ({one['page']})"), style="yellow")
+    for finding in row.get("findings", ()):
+        yield Text(shown(f"  {finding['name']}: {finding['text']} ({finding['page']})"), style="yellow")
 
 
 def _line(row: dict[str, Any]) -> str:

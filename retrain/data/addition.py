@@ -83,22 +83,22 @@ class Addition(Habits, Task):
 
     def heldout(self, count: int) -> list[Problem]:
         """Return the first `count` distinct held-out problems; fewer if there are fewer, as with one digit."""
-        found: dict[tuple[int, int], Problem] = {}
+        problems: dict[tuple[int, int], Problem] = {}
         numbers = 10**self.max_digits - 10 ** (self.min_digits - 1)
         for draw in range(1000 + 20 * min(count, numbers**2)):
-            if len(found) >= count:
+            if len(problems) >= count:
                 break
             rng = Random(derive_seed(0, "heldout", draw))
             a, b = self._draw(rng)
-            if is_heldout(a, b) and (a, b) not in found:
-                found[a, b] = self._problem(a, b, rng, self)
-        return list(found.values())
+            if is_heldout(a, b) and (a, b) not in problems:
+                problems[a, b] = self._problem(a, b, rng, self)
+        return list(problems.values())
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines the problems, except the seed."""
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
-        digits = [own.pop("min_digits"), own.pop("max_digits")]
-        settings = {**own, "task": type(self).__name__.lower(), "digits": digits}
+        params = {item.name: getattr(self, item.name) for item in fields(self)}
+        digits = [params.pop("min_digits"), params.pop("max_digits")]
+        settings = {**params, "task": type(self).__name__.lower(), "digits": digits}
         del settings["seed"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -135,9 +135,9 @@ def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
     if rng.random() < habits.p_quick:
         return f"so {a + b if rng.random() < habits.q_carry else without_carries(a, b)}"
     lines, total, carry = ["let me think"], 0, 0
-    for place, (x, y) in enumerate(columns):
+    for index, (x, y) in enumerate(columns):
         written = _write_column((x, y, carry), rng, habits, habits.p_check / len(columns), lines)
-        total += written % 10 * 10**place
+        total += written % 10 * 10**index
         carry = int(written >= 10)
     total += carry * 10 ** len(columns)
     return "\n".join([*lines, f"so {total}"])
@@ -145,7 +145,7 @@ def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
 
 def without_carries(a: int, b: int) -> int:
     """Return the sum of a and b without carries: 75 for 57 + 28."""
-    return sum((x + y) % 10 * 10**place for place, (x, y) in enumerate(_columns(a, b)))
+    return sum((x + y) % 10 * 10**digit for digit, (x, y) in enumerate(_columns(a, b)))
 
 
 def _write_column(column: tuple[int, int, int], rng: Random, habits: Habits, p_check: float, lines: list[str]) -> int:
@@ -184,4 +184,4 @@ def _line(x: int, y: int, carry: int, result: int) -> str:
 def _columns(a: int, b: int) -> list[tuple[int, int]]:
     """Return the pairs of digits, the units first. The shorter number is padded with zeros."""
     width = max(len(str(a)), len(str(b)))
-    return [(a // 10**place % 10, b // 10**place % 10) for place in range(width)]
+    return [(a // 10**digit % 10, b // 10**digit % 10) for digit in range(width)]

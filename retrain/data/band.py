@@ -73,8 +73,8 @@ class Band(Task):
             previous = self._rate_of(name)
             self._rates[name] = (rate if previous is None else (previous + rate) / 2, self._steps)
         inside = sum(self._low <= rate <= self._high for rate in rates.values()) / max(1, len(rates))
-        known = sum(self._rate_of(name) is not None for name in self._rates)
-        return {"curriculum/in_band": inside, "curriculum/known": float(known)}
+        count = sum(self._rate_of(name) is not None for name in self._rates)
+        return {"curriculum/in_band": inside, "curriculum/known": float(count)}
 
     def heldout(self, count: int) -> list[Problem]:
         """Return the held-out problems of the run's task."""

@@ -44,20 +44,20 @@ class Drawn(Task):
     def problem(self, index: int) -> Problem:
         """Return training problem number `index`. It depends only on the seed, the settings and the index."""
         rng = Random(derive_seed(self.seed, "train", index))
-        while _heldout(found := self._problem(rng)):
+        while _heldout(problem := self._problem(rng)):
             pass
-        return found
+        return problem
 
     def heldout(self, count: int) -> list[Problem]:
         """Return the first `count` distinct held-out problems; fewer if there are fewer."""
-        found: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}
         for draw in range(1000 + 20 * count):
-            if len(found) >= count:
+            if len(problems) >= count:
                 break
             problem = self._problem(Random(derive_seed(0, "heldout", draw)))
             if _heldout(problem):
-                found.setdefault(problem.id, problem)
-        return list(found.values())
+                problems.setdefault(problem.id, problem)
+        return list(problems.values())
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines the problems, except the seed."""
@@ -96,7 +96,7 @@ def explained(answers: Sequence[tuple[str, str, float]]) -> float:
     within = total = 0.0
     freedom = left = 0
     for choices in cells.values():
-        every = [outcome for found in choices.values() for outcome in found]
+        every = [outcome for outcomes in choices.values() for outcome in outcomes]
         total += _sum_of_squares(every)
         within += sum(map(_sum_of_squares, choices.values()))
         freedom, left = freedom + len(choices) - 1, left + len(every) - len(choices)

@@ -52,7 +52,7 @@ def fingerprint(problems: Sequence[Problem]) -> str:
     return digest_of([[problem.prompt, problem.solution] for problem in problems])
 
 
-def _problem(place: str, row: Any) -> Problem:
+def _problem(line: str, row: Any) -> Problem:
     if isinstance(row, dict) and "messages" not in row and not {"prompt", "completion"} <= row.keys():
         has = ", ".join(map(str, row)) or "none"
         raise BadRow(f'no field "messages", and not "prompt" and "completion"; it has {has}')
@@ -65,7 +65,7 @@ def _problem(place: str, row: Any) -> Problem:
         solution = last["content"]
     if not prompt or not solution.strip():
         raise BadRow("there is no prompt" if not prompt else "the expert's answer is empty")
-    return Problem(id=place, prompt=prompt, answer="", solution=solution)
+    return Problem(id=line, prompt=prompt, answer="", solution=solution)
 
 
 class ExpertBuffer(Generic[RowT]):
@@ -101,15 +101,15 @@ class ExpertBuffer(Generic[RowT]):
         """
         matches = [self._by_key.get(key, []) for key in dict.fromkeys(wanted)]
         most = max(map(len, matches), default=0)
-        found = [rows[turn] for turn in range(most) for rows in matches if turn < len(rows)][:count]
-        while len(found) < count:
+        chosen = [rows[turn] for turn in range(most) for rows in matches if turn < len(rows)][:count]
+        while len(chosen) < count:
             order = epoch_order(self._seed, self.epoch, len(self._rows))
-            part = order[self.offset : self.offset + count - len(found)]
-            found += part
+            part = order[self.offset : self.offset + count - len(chosen)]
+            chosen += part
             self.offset += len(part)
             if self.offset == len(order):
                 self.epoch, self.offset = self.epoch + 1, 0
-        return [self._rows[index] for index in found]
+        return [self._rows[index] for index in chosen]
 
     def state_dict(self) -> State:
         """Return the position. The order is derived from the seed and the epoch."""

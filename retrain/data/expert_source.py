@@ -60,7 +60,7 @@ class ExpertSource(RowSource):
         same_prompts: bool = False,
     ) -> None:
         problems = read_experts(path)
-        every = [chat.conversation(one, all_turns=all_assistant_turns) for one in problems]
+        every = [chat.conversation(problem, all_turns=all_assistant_turns) for problem in problems]
         limit = positions(model)
         rows: list[ExpertRow] = [row for row in every if len(row.ids) <= limit]
         if len(rows) < len(every):
@@ -75,7 +75,7 @@ class ExpertSource(RowSource):
 
     def take(self, step: int, rollouts: Sequence[Rollout]) -> tuple[list[Any], Metrics]:
         """Return the rollouts with the next demonstrations, and the number of completed passes over the file."""
-        prompts = {one.group: one.prompt_ids for one in rollouts}.values()
+        prompts = {rollout.group: rollout.prompt_ids for rollout in rollouts}.values()
         rows = self.buffer.take(self._count, prompts)
         return [*rollouts, *rows], {f"{self._label}/epoch": float(self.buffer.epoch)}
 

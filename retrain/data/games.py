@@ -117,7 +117,7 @@ class Numbers(Drawn):
     def heldout(self, count: int) -> list[Problem]:
         """Return the first `count` distinct numbers in a random order that is independent of the seed."""
         draws = (Random(derive_seed(0, "heldout", draw)) for draw in range(100 * (self.top + 1)))
-        return list({one.id: one for one in map(self._problem, draws)}.values())[:count]
+        return list({problem.id: problem for problem in map(self._problem, draws)}.values())[:count]
 
 
 @task(

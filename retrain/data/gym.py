@@ -46,8 +46,8 @@ _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 def _check_reserved(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """Check that `config` leaves the two settings to the task that the task itself sets."""
-    if own := {"seed", "size"} & {*(params["config"] or ())}:
-        yield Finding(("config",), f"the task itself sets {' and '.join(sorted(own))}", "remove it here")
+    if reserved := {"seed", "size"} & {*(params["config"] or ())}:
+        yield Finding(("config",), f"the task itself sets {' and '.join(sorted(reserved))}", "remove it here")
 
 
 @task("gym", extra=("reasoning_gym", "gym"), check=_check_reserved)
@@ -88,14 +88,14 @@ class Gym(Task):
 
     def heldout(self, count: int) -> list[Problem]:
         """Return the first `count` distinct held-out problems; fewer if the data set has fewer."""
-        found: dict[Any, Problem] = {}
+        problems: dict[Any, Problem] = {}
         for draw in range(100 + 20 * count):
-            if len(found) >= count:
+            if len(problems) >= count:
                 break
             problem, held = self._draw(derive_seed(0, "heldout", draw) % _SIZE)
             if held:
-                found.setdefault(problem.prompt, problem)
-        return list(found.values())
+                problems.setdefault(problem.prompt, problem)
+        return list(problems.values())
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines the problems, except the seed."""
@@ -166,8 +166,8 @@ def _answer_finder(answer: str) -> Callable[[str], str | None]:
     pattern = re.compile(answer)
 
     def captured(completion: str) -> str | None:
-        found = pattern.findall(completion)
-        return found[-1].strip() if found else None
+        matches = pattern.findall(completion)
+        return matches[-1].strip() if matches else None
 
     return captured
 
@@ -179,8 +179,8 @@ def _tagged(completion: str) -> str:
 
 
 def _number(completion: str) -> str | None:
-    found = last_number(completion)
-    return None if found is None else found.replace(",", "").replace("\u2212", "-")
+    number = last_number(completion)
+    return None if number is None else number.replace(",", "").replace("\u2212", "-")
 
 
 @cache

@@ -40,16 +40,16 @@ class StoredGroup(NamedTuple):
     @property
     def spread(self) -> float:
         """Standard deviation of the rewards."""
-        return pstdev(float(one.reward or 0.0) for one in self.rollouts)
+        return pstdev(float(rollout.reward or 0.0) for rollout in self.rollouts)
 
     @property
     def tokens(self) -> int:
         """Number of tokens of the longest row, prompt and completion together."""
-        return max(len(one.prompt_ids) + len(one.completion_ids) for one in self.rollouts)
+        return max(len(rollout.prompt_ids) + len(rollout.completion_ids) for rollout in self.rollouts)
 
     def state(self) -> State:
         """Return the group as JSON values."""
-        return {**self._asdict(), "rollouts": [one.row() for one in self.rollouts]}
+        return {**self._asdict(), "rollouts": [rollout.row() for rollout in self.rollouts]}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> StoredGroup:
@@ -61,18 +61,20 @@ class StoredGroup(NamedTuple):
 def _informative(rollouts: Iterable[Rollout]) -> dict[int, tuple[Rollout, ...]]:
     """Return the scored rollouts of every group whose rewards differ, by the number of the group."""
     groups: dict[int, list[Rollout]] = {}
-    for one in rollouts:
-        if one.reward is not None:
-            groups.setdefault(one.group, []).append(one)
-    return {group: tuple(members) for group, members in groups.items() if len({one.reward for one in members}) > 1}
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            groups.setdefault(rollout.group, []).append(rollout)
+    return {
+        group: tuple(members) for group, members in groups.items() if len({rollout.reward for rollout in members}) > 1
+    }
 
 
 def _rollout_files(path: str) -> list[Path]:
     """Return the rollout file at a path, or the rollout files of a folder in the order of their steps."""
-    place = expanded(path)
-    if place.is_dir():
-        return sorted((*place.glob("step-*.jsonl.gz"), *place.glob("step-*.jsonl")))
-    return [place] if place.is_file() else []
+    folder = expanded(path)
+    if folder.is_dir():
+        return sorted((*folder.glob("step-*.jsonl.gz"), *folder.glob("step-*.jsonl")))
+    return [folder] if folder.is_file() else []
 
 
 def _no_rollouts_at(path: str) -> str:
@@ -90,23 +92,23 @@ def read_groups(path: str) -> list[StoredGroup]:
     files = _rollout_files(path)
     if not files:
         raise DataError(f"{_no_rollouts_at(path)}; {NO_FILE_FIX}")
-    found: list[StoredGroup] = []
+    stored: list[StoredGroup] = []
     for file in files:
         groups = _informative(read_records(str(file), _rollout, " of rollouts"))
-        found += [StoredGroup(group, _FOREIGN) for group in groups.values()]
-    return found
+        stored += [StoredGroup(group, _FOREIGN) for group in groups.values()]
+    return stored
 
 
-def _rollout(place: str, row: Any) -> Rollout:
+def _rollout(line: str, row: Any) -> Rollout:
     """Parse a row of a file of rollouts; raise BadRow if it is invalid."""
     try:
-        found = Rollout.of_row(row)
+        rollout = Rollout.of_row(row)
     except (AttributeError, KeyError, TypeError) as error:
         raise BadRow(f"not a rollout in the format of a run ({type(error).__name__}: {error})") from None
-    found = checked(_ROLLOUT_SCHEMA, dataclasses.asdict(found))
-    if len(found.sampler_logprobs) != len(found.completion_ids):
-        raise BadRow(f"{len(found.completion_ids)} completion ids, but {len(found.sampler_logprobs)} log-probs")
-    return found
+    rollout = checked(_ROLLOUT_SCHEMA, dataclasses.asdict(rollout))
+    if len(rollout.sampler_logprobs) != len(rollout.completion_ids):
+        raise BadRow(f"{len(rollout.completion_ids)} completion ids, but {len(rollout.sampler_logprobs)} log-probs")
+    return rollout
 
 
 def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
@@ -119,7 +121,7 @@ def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 def _has_greedy_rewards(path: str) -> bool:
-    return all(one.greedy is not None for group in read_groups(path) for one in group.rollouts)
+    return all(rollout.greedy is not None for group in read_groups(path) for rollout in group.rollouts)
 
 
 def _check_files(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
@@ -178,13 +180,13 @@ class Replay(RowSource):
         self._groups: list[StoredGroup] = []
         self._fingerprint: str | None = None
         if path is not None:
-            groups = [one for one in read_groups(path) if one.tokens <= positions(model)]
+            groups = [group for group in read_groups(path) if group.tokens <= positions(model)]
             self._groups = groups[-size:]
-            for one in groups[:1]:
-                if chat.decode(one.rollouts[0].completion_ids) != one.rollouts[0].text:
+            for group in groups[:1]:
+                if chat.decode(group.rollouts[0].completion_ids) != group.rollouts[0].text:
                     text = f"{path}: its completions were sampled with another tokenizer"
                     raise DataError(f"{text}; use a run of the same model")
-            self._fingerprint = digest_of([one.state()["rollouts"] for one in groups])
+            self._fingerprint = digest_of([group.state()["rollouts"] for group in groups])
             text = f"{path}: {len(groups)} groups with different rewards; {len(self._groups)} of them are stored"
             observe("message", {"text": text, "level": "info"})
 
@@ -197,28 +199,28 @@ class Replay(RowSource):
         Returns:
             The rollouts of the step and of replayed groups, and metrics.
         """
-        self._groups = [one for one in self._groups if self._age(one, step) <= self._max_staleness]
+        self._groups = [group for group in self._groups if self._age(group, step) <= self._max_staleness]
         fresh = _informative(rollouts)
-        equal = [group for group in dict.fromkeys(one.group for one in rollouts) if group not in fresh]
+        equal = [group for group in dict.fromkeys(rollout.group for rollout in rollouts) if group not in fresh]
         wanted = max(0, min(self._max_replayed, self._prompts - len(fresh)))
         chosen = sorted(range(len(self._groups)), key=self._sort_key)[:wanted]
         replaced = {*equal[: len(chosen)]}
         replayed = [self._groups[index] for index in chosen]
-        ages = [self._age(one, step) for one in replayed if one.stored_at != _FOREIGN]
+        ages = [self._age(group, step) for group in replayed if group.stored_at != _FOREIGN]
         for index in chosen:
             self._groups[index] = self._groups[index]._replace(uses=self._groups[index].uses + 1)
         self._groups += [StoredGroup(group, step) for group in fresh.values()]
         self._groups = self._groups[-self._size :]
         metrics = {f"{self._label}/groups": float(len(replayed)), f"{self._label}/stored": float(len(self._groups))}
         metrics |= {f"{self._label}/staleness": fmean(ages)} if ages else {}
-        rows = [one for one in rollouts if one.group not in replaced]
-        for number, one in enumerate(replayed):
-            rows += (dataclasses.replace(rollout, group=number) for rollout in one.rollouts)
+        rows = [rollout for rollout in rollouts if rollout.group not in replaced]
+        for number, stored_group in enumerate(replayed):
+            rows += (dataclasses.replace(rollout, group=number) for rollout in stored_group.rollouts)
         return rows, metrics
 
     def _age(self, group: StoredGroup, step: int) -> int:
         """Return the number of steps since the oldest weights that sampled a group; 0 for a group of another run."""
-        return 0 if group.stored_at == _FOREIGN else step - min(one.weights_version for one in group.rollouts)
+        return 0 if group.stored_at == _FOREIGN else step - min(rollout.weights_version for rollout in group.rollouts)
 
     def _sort_key(self, index: int) -> tuple[float, ...]:
         """Return the sort key of a stored group; groups with smaller keys are replayed first."""
@@ -231,7 +233,7 @@ class Replay(RowSource):
 
     def state_dict(self) -> State:
         """Return the stored groups."""
-        return {"groups": [one.state() for one in self._groups]}
+        return {"groups": [group.state() for group in self._groups]}
 
     def load_state_dict(self, state: State) -> None:
         """Restore the result of `state_dict`."""

@@ -141,7 +141,9 @@ class RowTask(RowFormat, Task):
             contents: JSON values that identify the rows, such as hashes of files.
         """
         # Unset keys are omitted, so that adding a key to RowFormat does not change the digests of old runs.
-        reading = {one.name: value for one in fields(RowFormat) if (value := getattr(self, one.name)) not in (None, "")}
+        reading = {
+            item.name: value for item in fields(RowFormat) if (value := getattr(self, item.name)) not in (None, "")
+        }
         self.digest = digest_of(kind, reading, self.shuffle, contents)
 
     def problem(self, index: int) -> Problem:
@@ -198,17 +200,17 @@ def _file_check(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, A
     """
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-        reading = RowFormat(**{one.name: params[one.name] for one in fields(RowFormat)})
+        reading = RowFormat(**{item.name: params[item.name] for item in fields(RowFormat)})
         for key in (key for key in ("path", "heldout_path") if params[key] is not None):
             problem, fix = no_file(params[key]), NO_FILE_FIX
             if not problem:
                 first = islice(rows(params[key]), _CHECKED_ROWS)
-                found, bad = records.parsed_rows(first, lambda place, row: _problem(row, place, reading))
-                tolerated = reading.on_bad_row == "skip" and found
+                problems, bad = records.parsed_rows(first, lambda line, row: _problem(row, line, reading))
+                tolerated = reading.on_bad_row == "skip" and problems
                 problem, fix = "" if tolerated or not bad else _listed(bad), RowTask.fix
                 if len(bad) == _CHECKED_ROWS and len(records.by_reason(bad)) == 1:
                     problem = f"all of the first {len(bad)} rows: {bad[0].partition(': ')[2]}"
-                if not found and re.search("not JSON|expected an object", problem):
+                if not problems and re.search("not JSON|expected an object", problem):
                     problem = f"bad row {bad[0]}"
                     fix = "each line must be one JSON object: convert a JSON array, indented JSON or CSV first"
             if problem:
@@ -322,16 +324,16 @@ def read_problems(
     Raises:
         DataError: there are no rows, or more bad rows than `reading` allows; the first 20 of them are listed.
     """
-    problems, known, lines = ProblemStore(), dict[int, int](), array("Q")
+    problems, ids, lines = ProblemStore(), dict[int, int](), array("Q")
     unread: set[str] = set()
 
-    def take(place: str, row: Any) -> None:
-        problem, (source, _, line) = _problem(row, place, reading), place.rpartition(":")
+    def take(where: str, row: Any) -> None:
+        problem, (source, _, line) = _problem(row, where, reading), where.rpartition(":")
         unread.update(_UNREAD & problem.extra.keys() - {reading.answer_field, reading.solution_field, reading.id_field})
         if (key := hash_key(problem)) in forbidden:
             raise records.BadRow("this prompt is held out")
         # Hashes of a million ids take less than half of the memory of the ids.
-        first = known.setdefault(hash(problem.id), len(problems))
+        first = ids.setdefault(hash(problem.id), len(problems))
         if first < len(problems) and problems[first].id == problem.id:
             raise records.BadRow(f'{reading.id_field} "{problem.id}" is taken by {source}:{lines[first]}')
         problems.append(problem, key)
@@ -353,23 +355,25 @@ def read_problems(
     return problems
 
 
-def _problem(row: Any, place: str, reading: RowFormat) -> Problem:
+def _problem(row: Any, line: str, reading: RowFormat) -> Problem:
     """Parse a row; raise BadRow if it is invalid."""
     names = {"answer": reading.answer_field, "solution": reading.solution_field, "id": reading.id_field}
     names["prompt"] = "messages" if _is_chat(row, reading) else reading.prompt_field
     full = _add_columns(cast("dict[str, Any]", row), names, reading) if isinstance(row, dict) else row
     try:
-        found = records.checked(_schema(**names), full)
+        fields_of_row = records.checked(_schema(**names), full)
     except records.BadRow as reason:
         if str(reason).startswith(f'no field "{reading.answer_field}"'):
             hint = 'set answer_field to another column, or to "" if rewards need no answer'
             raise records.BadRow(f"{reason} ({hint})") from None
         raise
-    id_ = place if found.id is None else str(found.id)
+    id_ = line if fields_of_row.id is None else str(fields_of_row.id)
     columns = {name: value for name, value in row.items() if name != names["prompt"]}
-    prompt = reading.with_system_prompt(found.prompt)
+    prompt = reading.with_system_prompt(fields_of_row.prompt)
     template = _template_variables(row)
-    return Problem(id_, prompt, found.answer, found.solution, extra=columns, place=place, template=template)
+    return Problem(
+        id_, prompt, fields_of_row.answer, fields_of_row.solution, extra=columns, place=line, template=template
+    )
 
 
 def _template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,7 +381,7 @@ def _template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
     if pictures := [name for name in _IMAGES if row.get(name)]:
         raise records.BadRow(f'column "{pictures[0]}": only text is trained on; remove the column')
     tools, variables = (_parsed_text(row.get(name)) for name in ("tools", "chat_template_kwargs"))
-    if tools and not (isinstance(tools, list) and all(isinstance(one, dict) for one in cast("list[Any]", tools))):
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in cast("list[Any]", tools))):
         raise records.BadRow("tools: expected JSON schemas of functions; rename the column if it is something else")
     if variables and not isinstance(variables, dict):
         raise records.BadRow("chat_template_kwargs: expected an object with variables of the chat template")

@@ -87,19 +87,19 @@ class BatchLane(Lane):
             self._batch = asyncio.create_task(self._sampled())
 
     async def _sampled(self) -> None:
-        batch, self._waiting = sorted(self._waiting, key=lambda one: one[0]), []
+        batch, self._waiting = sorted(self._waiting, key=lambda pair: pair[0]), []
         if any(future.cancelled() for _, _, future in batch):
             return  # a party was cancelled, because an exception ends all of them
         requests = [request for _, request, _ in batch]
         try:
-            found = await call_in_caller(lambda: self._sample(requests))
+            sampled = await call_in_caller(lambda: self._sample(requests))
         except Exception as error:
             for _, _, future in batch:
                 if not future.done():
                     future.set_exception(error)
             return
         self._batch = None
-        for (_, _, future), completions in zip(batch, found, strict=True):
+        for (_, _, future), completions in zip(batch, sampled, strict=True):
             if not future.done():
                 future.set_result(completions)
         self._begin()

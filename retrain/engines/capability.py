@@ -139,12 +139,12 @@ def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str,
     """Raise EngineError if weights are missing, unknown or of another shape than expected."""
     from retrain.functional.weights import as_lazy  # imports torch, and a configuration's check must not
 
-    found = as_lazy(weights).shapes
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is unknown" for name in found if name not in expected]
+    shapes = as_lazy(weights).shapes
+    wrong = [f"{name} is missing" for name in expected if name not in shapes]
+    wrong += [f"{name} is unknown" for name in shapes if name not in expected]
     for name, shape in expected.items():
-        if name in found and found[name] != shape:
-            wrong.append(f"{name} has shape {list(found[name])}, not {list(shape)}")
+        if name in shapes and shapes[name] != shape:
+            wrong.append(f"{name} has shape {list(shapes[name])}, not {list(shape)}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise EngineError(

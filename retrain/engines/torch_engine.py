@@ -110,21 +110,21 @@ class TorchEngine(Sampler):
         fix = "lower [training] max_tokens or drop long prompts"
         check_requests(requests, self.version, self._limit, "the model", fix)
         cache = self._cache = self._cache_for(sampling) if sampling.continued else None
-        known = cache.known(requests) if cache else {}
+        prefixes = cache.known(requests) if cache else {}
         contexts = {} if cache else prefix_cache.longest_contexts(requests)
-        fresh = [index for index in range(len(requests)) if index not in known and index not in contexts]
+        fresh = [index for index in range(len(requests)) if index not in prefixes and index not in contexts]
         results = self._sample(requests, sampling, fresh)
-        results |= self._sample(requests, sampling, [*known], known)
+        results |= self._sample(requests, sampling, [*prefixes], prefixes)
         longest = [Request(ids, 1, 1, 0) for ids in dict.fromkeys(contexts.values())]
         # Half of the memory for the shared contexts, half for the requests that reuse them.
         for chunk in decoder.chunks(longest, self._budget // 2, self._bytes):
             computed = prefix_cache.compute_contexts(
                 self._decoder, [longest[index].ids for index in chunk], self._device
             )
-            found = prefix_cache.sharing(contexts, computed, requests)
-            results |= self._sample(requests, sampling, [*found], found, self._budget // 2)
+            shared = prefix_cache.sharing(contexts, computed, requests)
+            results |= self._sample(requests, sampling, [*shared], shared, self._budget // 2)
         if cache:
-            cache.end(one for one, _ in known.values())
+            cache.end(prefix for prefix, _ in prefixes.values())
         return [results[index] for index in range(len(requests))]
 
     def _sample(
@@ -132,7 +132,7 @@ class TorchEngine(Sampler):
         requests: Sequence[Request],
         sampling: Sampling,
         chosen: Sequence[int],
-        known: Mapping[int, tuple[CachedPrefix, int]] = MappingProxyType({}),
+        prefixes: Mapping[int, tuple[CachedPrefix, int]] = MappingProxyType({}),
         budget: int | None = None,
     ) -> dict[int, list[Completion]]:
         """Sample some of the requests, and return their completions by index.
@@ -141,7 +141,7 @@ class TorchEngine(Sampler):
             requests: all requests of the call.
             sampling: sampling parameters.
             chosen: indices of the requests to sample.
-            known: index of a request -> (cached context, length of their common prefix); for all requests of
+            prefixes: index of a request -> (cached context, length of their common prefix); for all requests of
                 `chosen`, or empty.
             budget: memory limit in bytes; None: the engine's.
         """
@@ -151,7 +151,7 @@ class TorchEngine(Sampler):
         for chunk in decoder.chunks([requests[index] for index in chosen], budget or self._budget, self._bytes):
             places = [chosen[index] for index in chunk]
             some = [requests[index] for index in places]
-            start = prefix_cache.start_from([known[index] for index in places], some) if known else None
+            start = prefix_cache.start_from([prefixes[index] for index in places], some) if prefixes else None
             ids, logprobs, parts = decoder.sample_chunk(self._decoder, some, sampling, self._device, start)
             rows = decoder.completions(ids, logprobs, some, sampling, self.version or 0)
             if sampling.continued and self._cache:

@@ -196,13 +196,13 @@ class EnvWorker(Env):
         pool: the pool of workers.
         key: number of the episode.
         label: label of the environment in `[[environments]]`.
-        place: number of the worker in the pool.
+        index: number of the worker in the pool.
     """
 
-    def __init__(self, pool: EnvPool, key: int, label: str, place: int) -> None:
+    def __init__(self, pool: EnvPool, key: int, label: str, index: int) -> None:
         self._pool = pool
         self._key, self._label = key, label
-        self._place: int | EnvWorker = place
+        self._place: int | EnvWorker = index
         self._worker: WorkerConnection | None = None
         self._history: list[tuple[_Body, int]] = []
         """Calls so far, each with a hash of its answer, to check a replay."""

@@ -59,15 +59,15 @@ def importable(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
             paths: Sequence[str] = [params[key]] if isinstance(params[key], str) else params[key]
             if not paths:
                 yield Finding((key,), "is empty, so there would be no tool", "name a function")
-            for place, path in enumerate(paths):
+            for index, path in enumerate(paths):
                 try:
-                    found = _check_path(key, path, key == "functions" and params["describe"], config)
-                    if found is python and (why := _unprotected(config)):
+                    problem = _check_path(key, path, key == "functions" and params["describe"], config)
+                    if problem is python and (why := _unprotected(config)):
                         raise ComponentError(f"the tool python runs code of the model, and {why[0]}", why[1])
-                    if _name(path) in map(_name, paths[:place]):
+                    if _name(path) in map(_name, paths[:index]):
                         raise ComponentError(f'two tools are called "{_name(path)}"', "rename one of the functions")
                 except ComponentError as error:
-                    yield Finding((key,) if paths is not params[key] else (key, place), error.problem, error.fix)
+                    yield Finding((key,) if paths is not params[key] else (key, index), error.problem, error.fix)
 
     return check
 
@@ -99,13 +99,13 @@ def _check_path(key: str, path: str, shown: bool, config: Any) -> Any:
     if key == "parser" and not is_dotted(path):
         fix = did_you_mean(path, [*PARSERS], f"use {', '.join(PARSERS)}, or a dotted path to your own")
         raise ComponentError(f'there is no parser "{path}"', fix)
-    if not callable(found := lookup.load_object(path, config.plugins.search_paths)):
-        raise ComponentError(f'"{path}" is a {type(found).__name__}, not a function', "point to a function")
+    if not callable(parser := lookup.load_object(path, config.plugins.search_paths)):
+        raise ComponentError(f'"{path}" is a {type(parser).__name__}, not a function', "point to a function")
     try:
-        _ = shown and schema(path, found)
+        _ = shown and schema(path, parser)
     except Exception as error:  # evaluating a type hint runs the user's code
         raise ComponentError(f'"{path}" cannot be shown to a model: {error}', "wrap it in a function") from error
-    return found
+    return parser
 
 
 @environment("tools", rewards=False, check=importable("functions", "parser"))
@@ -147,7 +147,7 @@ def called(
     parse = PARSERS.get(parser) or load_object(parser)
     how = f"Call a tool with {_FORMS.get(parser, 'its syntax')}\n"
     schemas = [schema(name, function) for name, function in named.items()] if describe else []
-    lines = "".join(json.dumps(one) + "\n" for one in schemas)
+    lines = "".join(json.dumps(schema) + "\n" for schema in schemas)
     action = yield Observation(first, tools=schemas, tools_text=f"\nTools:\n{lines}{how}" * describe)
     while calls := parse(action):
         answers = [_call(named, name, arguments) for name, arguments in calls]
@@ -170,17 +170,17 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     Raises:
         ValueError: a positional-only parameter has no default.
     """
-    found, required, doc = dict[str, Any](), list[str](), inspect.getdoc(function) or ""
+    properties, required, doc = dict[str, Any](), list[str](), inspect.getdoc(function) or ""
     section = _ARGUMENTS.search(doc)
     about = {key: " ".join(text.split()) for _, key, text in _ARGUMENT.findall(section[1] if section else "")}
-    for key, one in inspect.signature(function, eval_str=True).parameters.items():
-        if one.kind is one.POSITIONAL_ONLY and one.default is one.empty:
+    for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise ValueError(f"its parameter {key!r} cannot be given by name")
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-            found[key] = shape(str if one.annotation is one.empty else one.annotation)
-            found[key] |= {"description": about[key]} if about.get(key) else {}
-            required += [key] if one.default is one.empty else []
-    parameters = {"type": "object", "properties": found, "required": required}
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            properties[key] = shape(str if parameter.annotation is parameter.empty else parameter.annotation)
+            properties[key] |= {"description": about[key]} if about.get(key) else {}
+            required += [key] if parameter.default is parameter.empty else []
+    parameters = {"type": "object", "properties": properties, "required": required}
     return {"name": name, "description": doc.partition("\n")[0], "parameters": parameters}
 
 
@@ -193,16 +193,16 @@ def shape(hint: Any) -> dict[str, Any]:
     if origin is Annotated:
         return shape(inner[0])
     if origin is Literal:
-        return {**(shape(type(inner[0])) if len({type(one) for one in inner}) == 1 else {}), "enum": list(inner)}
+        return {**(shape(type(inner[0])) if len({type(value) for value in inner}) == 1 else {}), "enum": list(inner)}
     if origin in (Union, UnionType):
-        return {"anyOf": [shape(one) for one in inner]}
+        return {"anyOf": [shape(kind_of_value) for kind_of_value in inner]}
     if hint in (None, type(None)):
         return {"type": "null"}
     kind = origin or hint
-    known = (name for types, name in _TYPES.items() if isinstance(kind, type) and issubclass(kind, types))
-    found: dict[str, Any] = {"type": name} if (name := next(known, "")) else {}
+    names = (name for types, name in _TYPES.items() if isinstance(kind, type) and issubclass(kind, types))
+    shaped: dict[str, Any] = {"type": name} if (name := next(names, "")) else {}
     within = {"array": "items", "object": "additionalProperties"}.get(name)
-    return {**found, within: shape(inner[-1])} if within and inner and kind is not tuple else found
+    return {**shaped, within: shape(inner[-1])} if within and inner and kind is not tuple else shaped
 
 
 def hermes(text: str) -> list[ToolCall]:
@@ -248,10 +248,10 @@ def _decoded(text: str, start: int = 0) -> tuple[list[Any], int]:
     return values, start
 
 
-def _calls(found: Iterable[str], read: Callable[[str], Iterator[ToolCall]]) -> list[ToolCall]:
+def _calls(texts: Iterable[str], read: Callable[[str], Iterator[ToolCall]]) -> list[ToolCall]:
     """Parse the calls in each text; after a malformed call, skip the rest of its text."""
     calls: list[ToolCall] = []
-    for text in found:
+    for text in texts:
         try:
             calls.extend(read(text))
         except Exception as error:  # a literal can raise nearly anything, such as RecursionError and MemoryError
@@ -267,7 +267,7 @@ def _of_json(text: str) -> Iterator[ToolCall]:
     values, end = _decoded(text)
     if not values or end < len(text):
         _DECODER.decode(text[end:])  # raises the error
-    for call in (one for value in values for one in (value if isinstance(value, list) else [value])):
+    for call in (call for value in values for call in (value if isinstance(value, list) else [value])):
         match call:
             case {"name": str(name), **rest} if isinstance(arguments := _arguments(rest), dict):
                 yield name, cast("dict[str, Any]", arguments)
@@ -289,7 +289,7 @@ def _of_python(text: str) -> Iterator[ToolCall]:
     for line in ast.parse(text.strip()).body:
         match line:
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[], keywords=keys)) if all(k.arg for k in keys):
-                yield name, {str(one.arg): ast.literal_eval(one.value) for one in keys}
+                yield name, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keys}
             case _:
                 yield "", f"{ast.unparse(line)[:200]} is not a call of a tool with arguments by name"
 
@@ -340,13 +340,16 @@ def _exact(value: Any, hint: Any) -> Any:
         return _exact(value, inner[0])
     if origin in (Union, UnionType):
         # A member that takes the value as it is comes first: "40" stays a text in `int | str`.
-        for member in (*(one for one in inner if _is_exact(value, one)), *inner):
+        for member in (*(kind for kind in inner if _is_exact(value, kind)), *inner):
             with suppress(ValueError):
                 return _exact(value, member)
         raise ValueError
     if origin is Literal:
         return next(
-            iter([one for one in inner if type(one) is type(value) and one == value] or _from_text(value, inner))
+            iter(
+                [choice for choice in inner if type(choice) is type(value) and choice == value]
+                or _from_text(value, inner)
+            )
         )
     kind = shape(hint).get("type")
     if isinstance(value, str) and kind not in (None, "string"):
@@ -363,9 +366,9 @@ def _is_exact(value: Any, hint: Any) -> bool:
 
 def _from_text(value: Any, choices: tuple[Any, ...]) -> list[Any]:
     """Return the choice that has this text, in a list; raise ValueError if there is none."""
-    if not (found := [one for one in choices if isinstance(value, str) and str(one) == value]):
+    if not (equal := [choice for choice in choices if isinstance(value, str) and str(choice) == value]):
         raise ValueError
-    return found
+    return equal
 
 
 def _of_kind(value: Any, kind: str | None, cls: Any, inner: tuple[Any, ...]) -> Any:
@@ -386,10 +389,12 @@ def _of_kind(value: Any, kind: str | None, cls: Any, inner: tuple[Any, ...]) -> 
             items = cast("list[Any]", value)
             fixed = cls is tuple and inner and inner[-1] is not Ellipsis
             hints = inner if fixed else inner[:1] * len(items)
-            members = [_exact(one, hint) for one, hint in zip(items, hints, strict=True)] if inner else items
+            members = [_exact(item, hint) for item, hint in zip(items, hints, strict=True)] if inner else items
             return tuple(members) if cls is tuple else members
         case "object" if isinstance(value, dict):
-            return {key: _exact(one, inner[-1]) if inner else one for key, one in cast("dict[str, Any]", value).items()}
+            return {
+                key: _exact(item, inner[-1]) if inner else item for key, item in cast("dict[str, Any]", value).items()
+            }
         case None:
             return value
         case _:

@@ -41,12 +41,12 @@ class FusedScores(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, squares: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        *found, normalizer = _compiled(scores)(logits.detach(), tokens, temperature, squares)
-        ctx.save_for_backward(logits, tokens, normalizer, found[1])
+        *columns, normalizer = _compiled(scores)(logits.detach(), tokens, temperature, squares)
+        ctx.save_for_backward(logits, tokens, normalizer, columns[1])
         ctx.temperature = temperature
-        ctx.mark_non_differentiable(*found[2:])
+        ctx.mark_non_differentiable(*columns[2:])
         ctx.set_materialize_grads(False)
-        return tuple(found)
+        return tuple(columns)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:

@@ -115,10 +115,10 @@ _MAX_LENGTH = 1000
 
 def read_number(text: str) -> Fraction | None:
     """Parse the whole text as an exact number; return None if it is not a number or divides by zero."""
-    found = _NUMBER.fullmatch(_normalized(text).strip()) if len(text) <= _MAX_LENGTH else None
-    if found is None:
+    match = _NUMBER.fullmatch(_normalized(text).strip()) if len(text) <= _MAX_LENGTH else None
+    if match is None:
         return None
-    sign, whole, above, below, decimal, exponent = found.groups()
+    sign, whole, above, below, decimal, exponent = match.groups()
     if decimal is None:
         divisor = int(below.replace(",", "").replace("\u2212", "-"))
         value = Fraction(int(above.replace(",", "")), divisor) + int(whole or 0) if divisor else None
@@ -165,7 +165,7 @@ def _number_in(part: str, before: str) -> str | None:
         part = f"{whole[1]} {part}"
     elif _GROUP.match(part) and (groups := _BEFORE_GROUP.search(before)):
         part = groups[1].replace(" ", "") + part
-    return next((one for one in (part, _UNIT.sub("", part)) if read_number(one) is not None), None)
+    return next((form for form in (part, _UNIT.sub("", part)) if read_number(form) is not None), None)
 
 
 def _token_around(text: str, position: int) -> tuple[int, int]:
@@ -183,7 +183,7 @@ def _normalized(text: str) -> str:
     """Return the text with fractions, signs, powers and thousands in plain notation, and operators without spaces."""
     if not text.isascii():
         text = _FULL_WIDTH_COMMA.sub(",", _VULGAR.sub(_vulgar, text)).translate(_PLAIN)
-        text = _DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
+        text = _DIGIT.sub(lambda match: str(unicodedata.decimal(match[0])), text)
     text = _REPEATING.sub(_repeating, text) if "." in text else text
     if "\\" in text:
         text = _FRAC.sub(_fraction, text)
@@ -197,7 +197,7 @@ def _normalized(text: str) -> str:
     text = _CURRENCY.sub("", _SPACED_SIGN.sub(r"\1", text))
     if not text.isascii():
         text = re.sub(rf" (?={_PI})", "", _AFTER_ROOT.sub("", text))
-    return _BRACKET.sub("", _OPERATOR.sub(lambda found: found[0] if found[0] in "/^+\u2212" else _TIMES, text))
+    return _BRACKET.sub("", _OPERATOR.sub(lambda match: match[0] if match[0] in "/^+\u2212" else _TIMES, text))
 
 
 def is_fraction(text: str) -> bool:
@@ -205,22 +205,22 @@ def is_fraction(text: str) -> bool:
     return "/" in _normalized(text)
 
 
-def _vulgar(found: re.Match[str]) -> str:
-    whole, character = found.groups()
+def _vulgar(match: re.Match[str]) -> str:
+    whole, character = match.groups()
     return (f"{whole} " if whole else "") + unicodedata.normalize("NFKC", character)
 
 
-def _fraction(found: re.Match[str]) -> str:
-    sign, *signs, above, one, below, other = (found[group] or "" for group in (1, 2, 5, 3, 4, 6, 7))
+def _fraction(match: re.Match[str]) -> str:
+    sign, *signs, above, whole, below, other = (match[group] or "" for group in (1, 2, 5, 3, 4, 6, 7))
     minus = sum(map(bool, signs)) + (sign not in ("", "+"))
-    joined = found.string[found.end() : found.end() + 1].isalpha()  # a unit, or a variable
-    return f" {'-' * (minus % 2)}{above or one}/{below or other}{' ' * (not joined)}"
+    joined = match.string[match.end() : match.end() + 1].isalpha()  # a unit, or a variable
+    return f" {'-' * (minus % 2)}{above or whole}/{below or other}{' ' * (not joined)}"
 
 
-def _repeating(found: re.Match[str]) -> str:
-    sign, whole, digits, *repeated = found.groups("")
+def _repeating(match: re.Match[str]) -> str:
+    sign, whole, digits, *repeated = match.groups("")
     period = "".join(repeated)
     if len(whole + digits + period) > _MAX_LENGTH:
-        return found[0]
+        return match[0]
     above = int(whole + digits + period) - int(whole + digits)
     return f"{sign}{above}/{10 ** len(digits) * (10 ** len(period) - 1)}"

@@ -115,10 +115,10 @@ def _margin(rng: Random) -> float:
     """Return the smallest margin of a correct answer over a wrong one of its group; infinite without a mixed group."""
     columns, margins = _groups(rng), [math.inf]
     for name in ("dca", "dca_rloo"):
-        found, correct = _run("advantage", name, columns, beta=0.2), columns["correct"]
+        actual, correct = _run("advantage", name, columns, beta=0.2), columns["correct"]
         for group in range(4):
             rows = columns["group_ids"] == group
-            right, wrong = found[rows & correct], found[rows & ~correct]
+            right, wrong = actual[rows & correct], actual[rows & ~correct]
             if len(right) and len(wrong):
                 margins.append(float(right.min() - wrong.max()))
     return min(margins)
@@ -138,7 +138,7 @@ def _leave_one_out(rng: Random) -> float:
 def _dca_by_hand(rng: Random) -> float:
     """Return the largest difference between DCA's advantages and the printed formula, term by term."""
     columns = _groups(rng)
-    found = _run("advantage", "dca", columns, beta=0.2).tolist()
+    actual = _run("advantage", "dca", columns, beta=0.2).tolist()
     ids, lengths, rewards, correct = (columns[name].tolist() for name in ("group_ids", "lengths", "rewards", "correct"))
     worst = 0.0
     for group in set(ids):
@@ -148,7 +148,7 @@ def _dca_by_hand(rng: Random) -> float:
         scores = {row: 1 / (1 + math.exp(-max(-20.0, min(20.0, z)))) for row, z in scaled}
         mean = sum(scores.values()) / max(len(scores), 1)
         for row, outcome in zip(rows, _standardized([rewards[row] for row in rows]), strict=True):
-            worst = max(worst, abs(found[row] - outcome + 0.2 * (scores.get(row, mean) - mean)))
+            worst = max(worst, abs(actual[row] - outcome + 0.2 * (scores.get(row, mean) - mean)))
     return worst
 
 
@@ -166,7 +166,7 @@ def _prime_by_hand(rng: Random) -> float:
     rewards = torch.tensor([[rng.gauss(0, 0.1) for _ in range(width)] for _ in columns["group_ids"]]).double()
     outcome = _run("advantage", "rloo", columns)
     columns |= {"response_mask": mask, "process_rewards": rewards, "advantages": outcome[:, None] * mask, "step": 0}
-    found = _run("transform", "process_rloo", columns, gamma=gamma, norm="none").tolist()
+    actual = _run("transform", "process_rloo", columns, gamma=gamma, norm="none").tolist()
     ids, outcomes = columns["group_ids"].tolist(), columns["rewards"].tolist()
     steps = [[float(r) for r, on in zip(*row, strict=True) if on] for row in zip(rewards, mask, strict=True)]
     worst = 0.0
@@ -175,9 +175,9 @@ def _prime_by_hand(rng: Random) -> float:
         first = outcomes[i] - sum(outcomes[j] for j in others) / len(others)
         baseline = sum(sum(steps[j]) / len(steps[j]) for j in others) / len(others)
         places = [t for t in range(width) if mask[i, t]]
-        for t, place in enumerate(places):
+        for t, position in enumerate(places):
             process = sum(gamma ** (s - t) * (row[s] - baseline) for s in range(t, len(row)))
-            worst = max(worst, abs(found[i][place] - first - process))
+            worst = max(worst, abs(actual[i][position] - first - process))
     return worst
 
 

@@ -31,7 +31,7 @@ def tables(titled: Mapping[str, Table]) -> str:
     The first column is left-aligned, the others are right-aligned.
 
     Args:
-        found: caption -> table.
+        titled: caption -> table.
     """
     parts: list[str] = []
     for caption, table in titled.items():

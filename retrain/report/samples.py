@@ -44,8 +44,8 @@ def steps(run: Path) -> Iterator[dict[str, Any]]:
     weights = reward_weights(read_json(run / "config.resolved.json"))
     for file in files:
         rows, groups, size, colored = read_rows(file), list[dict[str, Any]](), 0, 0
-        for _, found in groupby(rows, lambda row: row["group"]):
-            group = [*found]
+        for _, rows_of_group in groupby(rows, lambda row: row["group"]):
+            group = [*rows_of_group]
             size += sum(len(row["text"]) for row in group) + len(str(group[0]["prompt"]))
             if size <= _CHARACTERS / len(files) or not groups:
                 shown = [completion(row, weights) for row in group]

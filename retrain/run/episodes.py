@@ -191,7 +191,7 @@ class EpisodeRunner:
             rendered: the problem with its prompt.
             request: request for the prompt.
             number: number of the group.
-            place: index of its first episode among all episodes of the call.
+            index: index of its first episode among all episodes of the call.
         """
         (problem, prompt), lane = rendered, self._lane(number)
         session = next(_sessions) if self._pool is not None else None

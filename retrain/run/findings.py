@@ -144,10 +144,10 @@ def tag_never_seen(run: Evidence) -> str:
 
 def _patterns(rewards: Sequence[Bound]) -> Iterator[tuple[str, str]]:
     """Yield name and pattern of every reward that has one."""
-    for one in rewards:
-        pattern = reward.traits_of(one.component).pattern or one.params.get("pattern")
+    for entry in rewards:
+        pattern = reward.traits_of(entry.component).pattern or entry.params.get("pattern")
         if isinstance(pattern, str):
-            yield one.name, pattern
+            yield entry.name, pattern
 
 
 def rendered_twice(run: Evidence) -> str:

@@ -295,8 +295,8 @@ def _drop(path: Path) -> None:
 
 def every(root: Path) -> list[Path]:
     """Return all valid and invalid checkpoints, newest first; a replaced one (.old) follows its replacement."""
-    found = ((match, path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
-    return [path for _, path in sorted(found, key=lambda item: (-int(item[0][1]), item[0][2] or ""))]
+    numbered = ((match, path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
+    return [path for _, path in sorted(numbered, key=lambda item: (-int(item[0][1]), item[0][2] or ""))]
 
 
 def _quarantine(path: Path) -> None:
@@ -351,13 +351,13 @@ class _Tensors:
         # Two entries may have the same path, because keys can contain dots, and 1 and "1" are different keys.
         while name in stored:
             name, number = f"{where}~{number}", number + 1
-        own = tensor.detach().cpu().contiguous()
-        storage = own.untyped_storage()
+        copied = tensor.detach().cpu().contiguous()
+        storage = copied.untyped_storage()
         # safetensors rejects tensors that share memory, so views are copied.
-        if storage.nbytes() != own.nbytes or storage.data_ptr() in self._storages:
-            own = own.clone()
-        self._storages.add(own.untyped_storage().data_ptr())
-        stored[name], self._names[identity] = own, prefix + name
+        if storage.nbytes() != copied.nbytes or storage.data_ptr() in self._storages:
+            copied = copied.clone()
+        self._storages.add(copied.untyped_storage().data_ptr())
+        stored[name], self._names[identity] = copied, prefix + name
         return prefix + name
 
 

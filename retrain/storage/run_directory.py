@@ -262,11 +262,11 @@ class RunDirectory:
         return state
 
     def _restore(self, path: Path | None, accept: Callable[[State], None]) -> State | None:
-        found = (path, checkpoint.load(path)) if path else None
-        if found is None and self.resuming:
-            found = checkpoint.newest(self.checkpoints, self._warn, own=True)
-        self.restored = found[0] if found else None
-        done, state = (checkpoint.step_of(found[0]), found[1]) if found else (0, None)
+        loaded = (path, checkpoint.load(path)) if path else None
+        if loaded is None and self.resuming:
+            loaded = checkpoint.newest(self.checkpoints, self._warn, own=True)
+        self.restored = loaded[0] if loaded else None
+        done, state = (checkpoint.step_of(loaded[0]), loaded[1]) if loaded else (0, None)
         if state is not None:
             accept(state)
         elif (self.path / "metrics.jsonl").exists():
@@ -281,11 +281,11 @@ class RunDirectory:
         """Delete the rows and files of steps >= `done` and of evaluations > `done`; everything if `done` is 0."""
         _keep_rows(self.path / "metrics.jsonl", range(done))
         _keep_rows(self.path / "eval.jsonl", range(done + 1 if done else 0))
-        for pattern, place, steps in (
+        for pattern, folder, steps in (
             (_ROLLOUT_FILE, "rollouts", range(done)),
             (_EVALUATION_FILE, "eval", range(done + 1 if done else 0)),
         ):
-            for file in self.path.glob(f"{place}/*"):
+            for file in self.path.glob(f"{folder}/*"):
                 match = pattern.fullmatch(file.name)
                 if match is None or int(match[1]) not in steps:
                     file.unlink()

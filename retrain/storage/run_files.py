@@ -78,17 +78,17 @@ _ROLLOUT_ROW: TypeAdapter[Any] = TypeAdapter(_RolloutRow)
 
 
 @contextmanager
-def understood(place: Path) -> Generator[None]:
+def understood(path: Path) -> Generator[None]:
     """Convert exceptions that unexpected values in a file cause inside the block into a StorageError.
 
     Args:
-        place: the file or folder, for the error.
+        path: the file or folder, for the error.
     """
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         text = " ".join(str(error).split())[:300]
-        raise damaged(f"{place}: not as a run writes it", TypeError(f"{type(error).__name__}: {text}")) from error
+        raise damaged(f"{path}: not as a run writes it", TypeError(f"{type(error).__name__}: {text}")) from error
 
 
 def read_rows(path: Path) -> list[Row]:

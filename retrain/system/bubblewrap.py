@@ -168,27 +168,27 @@ def _wait(process: subprocess.Popen[bytes], info: bytes, seconds: float) -> bool
 
 def _options() -> list[str]:
     """Return the options of bwrap."""
-    found = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--proc", "/proc"]
-    found += ["--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero"]  # mapping /dev/zero would share memory
-    found += [word for place in _TEMPORARY for word in ("--size", str(_ROOM), "--tmpfs", place)]
+    options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--proc", "/proc"]
+    options += ["--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero"]  # mapping /dev/zero would share memory
+    options += [word for folder in _TEMPORARY for word in ("--size", str(_ROOM), "--tmpfs", folder)]
     here, visible = os.getcwd(), _visible()
     binds, links = layout(visible)
-    found += [word for path in binds for word in ("--ro-bind", path, path)]
+    options += [word for path in binds for word in ("--ro-bind", path, path)]
     if here in binds or _below(here, binds):  # a project in /usr/src, or one with its packages beside its files
         inner, more = layout(path for path in visible if _below(path, [here]) or _below(os.path.realpath(path), [here]))
-        found += ["--size", str(_ROOM), "--tmpfs", here]
-        found += [word for path in inner for word in ("--ro-bind", path, path)]
+        options += ["--size", str(_ROOM), "--tmpfs", here]
+        options += [word for path in inner for word in ("--ro-bind", path, path)]
         links |= more
-    found += [word for path, target in links.items() for word in ("--symlink", target, path)]
-    return [*found, "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", _TEMPORARY[0]]
+    options += [word for path, target in links.items() for word in ("--symlink", target, path)]
+    return [*options, "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", _TEMPORARY[0]]
 
 
 def _visible() -> list[str]:
     """Return the paths that the code sees: programs and libraries, but no file of a project."""
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    own = [f"{prefix}/{name}" for prefix in (sys.prefix, sys.base_prefix) for name in _OF_PYTHON]
-    return [*_SYSTEM, *(f"/etc/{name}" for name in _OF_ETC), *own, *packages, *filter(os.path.isabs, libraries)]
+    of_python = [f"{prefix}/{name}" for prefix in (sys.prefix, sys.base_prefix) for name in _OF_PYTHON]
+    return [*_SYSTEM, *(f"/etc/{name}" for name in _OF_ETC), *of_python, *packages, *filter(os.path.isabs, libraries)]
 
 
 def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -205,7 +205,7 @@ def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _below(path: str, places: Iterable[str]) -> bool:
-    return any(path.startswith(f"{place}/") for place in places)
+    return any(path.startswith(f"{folder}/") for folder in places)
 
 
 def _variables() -> dict[str, str]:
@@ -214,9 +214,9 @@ def _variables() -> dict[str, str]:
 
 def _limits() -> list[tuple[int, int]]:
     """Return (resource, value) of the limits of each process, which the code cannot raise."""
-    found = [(resource.RLIMIT_NPROC, _PROCESSES), (resource.RLIMIT_FSIZE, _FILE), (resource.RLIMIT_CORE, 0)]
-    found.append((resource.RLIMIT_NOFILE, _DESCRIPTORS))
-    return [*found, *((kind, resource.getrlimit(kind)[0]) for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))]
+    limits = [(resource.RLIMIT_NPROC, _PROCESSES), (resource.RLIMIT_FSIZE, _FILE), (resource.RLIMIT_CORE, 0)]
+    limits.append((resource.RLIMIT_NOFILE, _DESCRIPTORS))
+    return [*limits, *((kind, resource.getrlimit(kind)[0]) for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))]
 
 
 def _filter(processes: bool) -> bytes:

@@ -153,7 +153,7 @@ def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently and return their results in order. The first exception cancels the others."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in coroutines]
+        tasks = [group.create_task(coroutine) for coroutine in coroutines]
     return [task.result() for task in tasks]
 
 

@@ -206,24 +206,24 @@ def address_mistakes(urls: Sequence[str], allow_remote: bool) -> Iterator[tuple[
         urls: the addresses.
         allow_remote: allow addresses that other machines can reach.
     """
-    known: dict[tuple[str, int], str] = {}
+    allowed: dict[tuple[str, int], str] = {}
     for index, url in enumerate(urls):
-        place = _place(url)
-        if place is None:
+        server = _place(url)
+        if server is None:
             yield index, f'"{url}" is not the address of a server', 'write it as "http://127.0.0.1:8000"'
         elif not allow_remote and not is_loopback(url):
             problem = f"{url} can be reached from other machines, and its endpoints that load weights need no password"
             yield index, problem, "use 127.0.0.1, or set allow_remote = true if the network is private"
-        elif place in known:
-            yield index, f'"{url}" and "{known[place]}" are the same server', "remove one of the two"
+        elif server in allowed:
+            yield index, f'"{url}" and "{allowed[server]}" are the same server', "remove one of the two"
         else:
-            known[place] = url
+            allowed[server] = url
 
 
 def _place(url: str) -> tuple[str, int] | None:
     """Return host and port of a server address; None if the address is invalid."""
-    found = _ADDRESS.fullmatch(url)
-    if found is None or not 0 < (port := int(found["port"] or (443 if found["scheme"] == "https" else 80))) < 2**16:
+    parts = _ADDRESS.fullmatch(url)
+    if parts is None or not 0 < (port := int(parts["port"] or (443 if parts["scheme"] == "https" else 80))) < 2**16:
         return None
     try:
         host = urlsplit(url).hostname or ""

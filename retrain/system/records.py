@@ -97,8 +97,8 @@ def parse_json(data: bytes, finite: bool = False) -> Any:
         if finite and _POSSIBLY_INFINITE.search(data):
             json.dumps(value, allow_nan=False)  # raises ValueError if a number was parsed as infinity
     except ValueError as error:
-        problem, _, place = str(error).rpartition(" at line ")
-        column = place.rpartition(" ")[2]
+        problem, _, line = str(error).rpartition(" at line ")
+        column = line.rpartition(" ")[2]
         raise BadRow(f"not JSON: {problem} at column {column}" if problem else f"not JSON: {error}") from None
     return value
 
@@ -120,18 +120,19 @@ def checked(schema: TypeAdapter[T], value: Any) -> T:
 def _reason(error: ErrorDetails, row: Any) -> str:
     """Describe one of pydantic's errors by the field, the expected value and the value found."""
     first, *rest = error["loc"] or ("",)
-    place = str(first) + "".join(
+    field = str(first) + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest if part not in _UNION_MEMBERS
     )
-    kind, where = error["type"], f"{place}: " if place else ""
+    kind = error["type"]
+    where = f"{field}: " if field else ""
     if kind == "value_error":
         return f"{where}{error['ctx']['error']}"  # pyright: ignore[reportTypedDictNotRequiredAccess]
     if kind == "missing":
         has = [*map(str, error["input"] if isinstance(error["input"], Mapping) else row)]
-        near = did_you_mean(place, has)
-        return f'no field "{place}"; it has {", ".join(has) or "none"}' + (f"; {near}" if near else "")
+        near = did_you_mean(field, has)
+        return f'no field "{field}"; it has {", ".join(has) or "none"}' + (f"; {near}" if near else "")
     if kind == "extra_forbidden":
-        return f'unknown field "{place}"'
+        return f'unknown field "{field}"'
     expected = next((words for name, words in _EXPECTED.items() if kind.startswith(name)), None)
     if expected is None:
         return f"{where}{error['msg']}"
@@ -215,7 +216,9 @@ def arrow_row(row: Any) -> Any:
 
 
 def _is_chat(cell: Any) -> bool:
-    return isinstance(cell, list) and all(isinstance(one, dict) and "role" in one for one in cast("list[Any]", cell))
+    return isinstance(cell, list) and all(
+        isinstance(message, dict) and "role" in message for message in cast("list[Any]", cell)
+    )
 
 
 def _without_nulls(value: Any) -> Any:
@@ -251,18 +254,18 @@ def parsed_rows(rows: Rows, parse: Callable[[str, Any], T]) -> tuple[list[T], li
     Returns:
         The parsed rows, and `place: reason` of each bad row.
     """
-    found: list[T] = []
-    return found, bad_rows(rows, lambda place, row: found.append(parse(place, row)))
+    parsed: list[T] = []
+    return parsed, bad_rows(rows, lambda line, row: parsed.append(parse(line, row)))
 
 
 def bad_rows(rows: Rows, take: Callable[[str, Any], None]) -> list[str]:
     """Pass each row with its place to `take`; return `place: reason` of each row for which it raises BadRow."""
     bad: list[str] = []
-    for place, row in rows:
+    for line, row in rows:
         try:
-            take(place, row)
+            take(line, row)
         except BadRow as reason:
-            bad.append(f"{place}: {reason}")
+            bad.append(f"{line}: {reason}")
     return bad
 
 
@@ -325,14 +328,14 @@ def read_object(path: Path, schema: TypeAdapter[T]) -> T:
         raise damaged(f"{path}:1", error) from error
 
 
-def damaged(place: str, error: Exception) -> StorageError:
+def damaged(line: str, error: Exception) -> StorageError:
     """Return the error for a file of a run or campaign that is damaged.
 
     Args:
-        place: file and line.
+        line: file and line.
         error: the exception that was raised when the file was read.
     """
-    return StorageError(f"{place}: {getattr(error, 'strerror', None) or error}; restore the file from a copy")
+    return StorageError(f"{line}: {getattr(error, 'strerror', None) or error}; restore the file from a copy")
 
 
 def _unreadable(path: str | Path, error: Exception) -> DataError:

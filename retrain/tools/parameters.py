@@ -51,14 +51,14 @@ class Parameters:
 
     def refuse_unread(self) -> None:
         """Raise ConfigError if there are parameters that no component bound so far reads."""
-        known = self._known()
+        keys = self._known()
         for table, values in self._document.data.items():
             if table not in self._readers or not isinstance(values, dict):
-                self._document.refuse((table,), *unknown_key((table,), values, known, {}))
+                self._document.refuse((table,), *unknown_key((table,), values, keys, {}))
                 continue
             read = {key for reader in self._readers[table] for key in reader.takes(values)}
             for key in [key for key in values if key not in read]:
-                self._document.refuse((table, key), *unknown_key((table, key), None, known, {}))
+                self._document.refuse((table, key), *unknown_key((table, key), None, keys, {}))
         self._stop()
 
     def _known(self) -> dict[tuple[str, ...], list[str]]:

@@ -49,13 +49,13 @@ def by_model(context: RunContext, number: int) -> Iterator[str]:
     rendered, most = [(problem, context.chat.prompt_of(problem))], context.config.training.max_tokens
     sampling = context.trained.loaded.sampling(derive_seed(context.config.training.seed, "play"))
     rollouts = roll(context, rendered, requests_for(rendered, 1, most), sampling)
-    [one] = score(context.chat, context.pool, rendered, rollouts, most)
-    yield one.prompt
+    [scored] = score(context.chat, context.pool, rendered, rollouts, most)
+    yield scored.prompt
     position = 0
-    for turn in one.turns:
-        if observation := context.chat.decode(one.completion_ids[position : turn.start]):
+    for turn in scored.turns:
+        if observation := context.chat.decode(scored.completion_ids[position : turn.start]):
             yield observation
-        yield f"> {context.chat.decode(one.completion_ids[turn.start : turn.end])}"
+        yield f"> {context.chat.decode(scored.completion_ids[turn.start : turn.end])}"
         yield from [f"[reward {turn.reward:g}]"] if turn.reward else []
         position = turn.end
-    yield f"[ended {ending(len(one.turns), one.ended or one.finish_reason, one.reward)}]"
+    yield f"[ended {ending(len(scored.turns), scored.ended or scored.finish_reason, scored.reward)}]"

@@ -73,12 +73,12 @@ def divide(
         DataError: a split or a set would have no problems.
     """
     train, val = select(task, train_size, val_size)
-    tests = {f"test_{name}": distinct(one.heldout(count)) for name, (one, count) in sets.items()}
+    tests = {f"test_{name}": distinct(task.heldout(count)) for name, (task, count) in sets.items()}
     if empty := [name for name, problems in tests.items() if not problems]:
         raise DataError(f"{', '.join(empty)}: the task has no held-out problems; set heldout_fraction or heldout_path")
     held = {prompt_hash(problem) for problems in tests.values() for problem in problems}
     sides = (("train", train), ("val", val))
-    kept = {name: [one for one in side if prompt_hash(one) not in held] for name, side in sides}
+    kept = {name: [problem for problem in side if prompt_hash(problem) not in held] for name, side in sides}
     if lost := [name for name, side in kept.items() if not side]:
         raise DataError(f"all problems of {' and '.join(lost)} are in a test set; give the sets other problems")
     return {**kept, **tests}
@@ -86,12 +86,12 @@ def divide(
 
 def distinct(problems: Iterable[Problem], most: int | None = None) -> list[Problem]:
     """Return the first problem with each prompt; at most `most` problems, or all if it is None."""
-    found: dict[str, Problem] = {}
+    by_prompt: dict[str, Problem] = {}
     for problem in problems:
-        if most is not None and len(found) >= most:
+        if most is not None and len(by_prompt) >= most:
             break
-        found.setdefault(prompt_hash(problem), problem)
-    return list(found.values())
+        by_prompt.setdefault(prompt_hash(problem), problem)
+    return list(by_prompt.values())
 
 
 def final_answer(problem: Problem) -> Problem:

@@ -68,8 +68,8 @@ class ScoredRow:
     def facts(self, tokens: bool) -> dict[str, Any]:
         """Return the scores as a JSON row; with `tokens`, including the reward of every token."""
         row = {"line": self.line, "r_phi": self.r_phi, "mean": self.mean, "length": self.length}
-        known = {} if self.correct is None else {"correct": self.correct}
-        return row | known | ({"tokens": [list(pair) for pair in self.rewards]} if tokens else {})
+        correctness = {} if self.correct is None else {"correct": self.correct}
+        return row | correctness | ({"tokens": [list(pair) for pair in self.rewards]} if tokens else {})
 
 
 def score_file(path: Path, model: str, reference: str | None = None, beta: float | None = None) -> list[ScoredRow]:
@@ -96,7 +96,7 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
     rows = demonstrations(phi.chat, problems)
     most = positions(phi.model)
     lengths = [(problem.id, len(row.ids)) for problem, row in zip(problems, rows, strict=True)]
-    if bad := [f"{place}: {length} tokens; the model takes {most}" for place, length in lengths if length > most]:
+    if bad := [f"{name}: {length} tokens; the model takes {most}" for name, length in lengths if length > most]:
         raise refusal(bad, path, ": remove them")
     forwards = Forward(phi.model, settings), Forward(ref.model, settings)
     return [
@@ -113,12 +113,12 @@ def summary(rows: Sequence[ScoredRow]) -> Metrics:
     """
     judged = [row for row in rows if row.correct is not None]
     prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(row.prompt for row in judged))}
-    found = pair_accuracy(
+    pairwise = pair_accuracy(
         torch.tensor([row.r_phi for row in judged], dtype=torch.float64),
         torch.tensor([bool(row.correct) for row in judged], dtype=torch.bool),
         torch.tensor([prompts[row.prompt] for row in judged], dtype=torch.int64),
     )
-    accuracy = {name.removeprefix("prm/"): value for name, value in found.items()}
+    accuracy = {name.removeprefix("prm/"): value for name, value in pairwise.items()}
     return {"rows": float(len(rows)), "r_phi_mean": sum(row.r_phi for row in rows) / len(rows)} | accuracy
 
 
@@ -127,8 +127,8 @@ def _scored(
 ) -> Iterator[ScoredRow]:
     """Yield the scores of rows; `forwards` compute the log-probs of model and reference."""
     batch = Layout(pad_id=0, device=phi.model.device, max_tokens=0).batch([], 0, rows)
-    own, other = (forward.logprobs(batch)["old_logprobs"].double() for forward in forwards)
-    for problem, row, values in zip(problems, rows, (beta * (own - other)).tolist(), strict=True):
+    policy, other = (forward.logprobs(batch)["old_logprobs"].double() for forward in forwards)
+    for problem, row, values in zip(problems, rows, (beta * (policy - other)).tolist(), strict=True):
         [(start, end)] = row.spans
         rewards, tokenizer = values[start:end], cast("Any", phi.tokenizer)
         texts = [tokenizer.decode([id_]) for id_ in row.ids[start:end]]
@@ -145,13 +145,13 @@ def _scored(
 
 def _as_solution(item: tuple[str, Any]) -> tuple[str, Any]:
     """Return a row in the form that `read_problems` reads, with a prompt and a solution; BadRow for an invalid row."""
-    place, row = item
+    line, row = item
     try:
         values = checked(OBJECT, row)
         _correct(values)
-        return place, {**values, **_parts(values)}
+        return line, {**values, **_parts(values)}
     except BadRow as reason:
-        return place, reason
+        return line, reason
 
 
 def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,10 +172,10 @@ def _correct(values: Mapping[str, Any]) -> bool | None:
     """Return the label of a row's solution; None without one. Raises BadRow for an invalid label."""
     name = "reward" if values.get("correct") is None else "correct"
     try:
-        found = checked(_VERDICT, values.get(name))
+        value = checked(_VERDICT, values.get(name))
     except BadRow as reason:
         raise BadRow(f"{name}: {reason}") from None
-    return found if found is None or (isinstance(found, bool) and name == "correct") else found > 0.5
+    return value if value is None or (isinstance(value, bool) and name == "correct") else value > 0.5
 
 
 def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
@@ -185,8 +185,8 @@ def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
         raise ComponentError(f"{model} has no folder {REFERENCE}", "name the initial policy with --reference")
     device = choose_device("auto")
     phi, ref = load_model(model), load_model(other)
-    own, theirs = cast("tuple[Any, Any]", (phi.tokenizer, ref.tokenizer))
-    if own.get_vocab() != theirs.get_vocab():
+    vocabulary, theirs = cast("tuple[Any, Any]", (phi.tokenizer, ref.tokenizer))
+    if vocabulary.get_vocab() != theirs.get_vocab():
         raise ComponentError(
             f"{other} and {model} have different tokenizers", "name the model from which this one was trained"
         )

@@ -111,7 +111,7 @@ def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "re
     results = read_records(path, _parse)
     need = max(ks, default=1)
     counts = [(r.place, len(r.predictions)) for r in results]
-    if bad := [f"{place}: pass@{need} needs {need} predictions, there are {n}" for place, n in counts if n < need]:
+    if bad := [f"{line}: pass@{need} needs {need} predictions, there are {n}" for line, n in counts if n < need]:
         raise refusal(bad, path, "; ask for a smaller k")
     return _judge(results, equivalence)
 
@@ -124,7 +124,7 @@ def summarize(results: Sequence[Result], ks: Sequence[int] = ()) -> dict[str, An
         "problems": len(results),
         "rollouts": sum(len(r.predictions) for r in results),
         "failed": sum(r.failed for r in results),
-        **{name: _interval(found) for name, found in shares.items()},
+        **{name: _interval(share) for name, share in shares.items()},
         "avg_tokens": _interval(tokens),
     }
 
@@ -152,21 +152,21 @@ def compare(results: Sequence[Result], base: Sequence[Result], ks: Sequence[int]
     }
 
 
-def _parse(place: str, row: Any) -> Result:
+def _parse(line: str, row: Any) -> Result:
     given = {key: value for key, value in row.items() if value is not None} if isinstance(row, dict) else row
-    found = checked(_ROW, given)
-    predictions, lengths = found["predictions"], found["lengths"]
+    columns = checked(_ROW, given)
+    predictions, lengths = columns["predictions"], columns["lengths"]
     if not isinstance(row["lengths"], list):  # a single number is the length of every prediction
         lengths = lengths * len(predictions)
-    correct = found.get("correct", ())
+    correct = columns.get("correct", ())
     for each, values in (("lengths", lengths), ("correct", correct or predictions)):
         if len(values) != len(predictions):
             raise BadRow(f"{len(values)} {each} for {len(predictions)} predictions; give one each")
-    name = "ground_truth" if "ground_truth" in found else "answer"
-    if name not in found:
+    name = "ground_truth" if "ground_truth" in columns else "answer"
+    if name not in columns:
         raise BadRow(f'no field "ground_truth" or "answer"; it has {", ".join(row)}')
     key = next((str(row[name]) for name in _IDS if row.get(name) is not None), "")
-    return Result(place, key, tuple(predictions), tuple(lengths), str(found[name]), tuple(correct))
+    return Result(line, key, tuple(predictions), tuple(lengths), str(columns[name]), tuple(correct))
 
 
 def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
@@ -196,7 +196,7 @@ def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
     reward = find("reward", "boxed_math").bind({"equivalence": "symbolic", "require_box": False, "value": False})
     # Only the text after the last #### is compared, as in the simple normal form.
     finals = [[text.rpartition("####")[2] for text in pair] for pair in pairs]
-    items = [{"completion": found, "answer": answer} for found, answer in finals]
+    items = [{"completion": completion, "answer": answer} for completion, answer in finals]
     with RewardPool([(reward, 1.0)], max_failed=1.0) as pool:
         return [score.correct for score in pool.score(items)]
 
@@ -205,8 +205,8 @@ def _shares(ks: Sequence[int]) -> tuple[str, ...]:
     return ("pass@1", "avg@n", *(f"pass@{k}" for k in sorted(set(ks)) if k > 1))
 
 
-def _interval(found: tuple[float, float | None, float | None]) -> dict[str, float | None]:
-    return dict(zip(("value", "low", "high"), found, strict=True))
+def _interval(share: tuple[float, float | None, float | None]) -> dict[str, float | None]:
+    return dict(zip(("value", "low", "high"), share, strict=True))
 
 
 def _aes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,10 +227,10 @@ def _pairs(results: Sequence[Result], base: Sequence[Result]) -> list[tuple[Resu
     pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
     if not pairs:
         raise DataError(f"{results[0].place} and {base[0].place}: no problem in common; compare by {', '.join(_IDS)}")
-    for one, other in pairs:
-        if not simple_equal(one.answer, other.answer):
+    for pair, other in pairs:
+        if not simple_equal(pair.answer, other.answer):
             raise DataError(
-                f"{one.place}: the answer is {one.answer!r}, and {other.answer!r} in {other.place}; "
+                f"{pair.place}: the answer is {pair.answer!r}, and {other.answer!r} in {other.place}; "
                 "these are different problems: give the rows different ids"
             )
     return pairs

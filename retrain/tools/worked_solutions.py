@@ -56,21 +56,21 @@ def export_solutions(
         StorageError: the file cannot be written.
     """
     task = loaded.task(seed)
-    found: list[Problem] = []
+    solved: list[Problem] = []
     seen, problems = 0, _distinct(task, count)
-    while len(found) < count and (chunk := list(islice(problems, _CHUNK))):
+    while len(solved) < count and (chunk := list(islice(problems, _CHUNK))):
         kept = _correct(loaded, chunk) if correct_only else chunk
-        missing = count - len(found)
+        missing = count - len(solved)
         seen += len(chunk) if len(kept) <= missing else chunk.index(kept[missing - 1]) + 1
-        found += kept[:missing]
-    if not found:
+        solved += kept[:missing]
+    if not solved:
         raise DataError(
             f"none of {seen:,} solutions is correct by the rewards; leave out --correct-only, or correct the data"
         )
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, "".join(json.dumps(_row(one, form), ensure_ascii=False) + "\n" for one in found))
-    return Exported(len(found), seen)
+        write_text(file, "".join(json.dumps(_row(problem, form), ensure_ascii=False) + "\n" for problem in solved))
+    return Exported(len(solved), seen)
 
 
 def _distinct(task: Task, count: int) -> Iterator[Problem]:
@@ -95,8 +95,8 @@ def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]
 
     most = loaded.config.training.max_tokens
     items = [  # the token ids are unknown without a tokenizer
-        completion_item(one, plain_text(one.prompt), one.solution or "", (), most, group)
-        for group, one in enumerate(problems)
+        completion_item(problem, plain_text(problem.prompt), problem.solution or "", (), most, group)
+        for group, problem in enumerate(problems)
     ]
     with reward_pool(loaded) as pool:
         return [problem for problem, score in zip(problems, pool.score(items), strict=True) if score.correct]

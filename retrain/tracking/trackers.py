@@ -119,8 +119,8 @@ class Wandb(_Service):
             x_save_requirements=False,
             init_timeout=30,
         )
-        known = {"id": run_id(self._run_dir), "resume": "allow"}
-        run: Any = wandb.init(dir=self._run_dir, mode=mode, settings=settings, **known, **options)
+        identity = {"id": run_id(self._run_dir), "resume": "allow"}
+        run: Any = wandb.init(dir=self._run_dir, mode=mode, settings=settings, **identity, **options)
         # An explicit axis: evaluations and steps share it, and a resumed run may log a step again.
         run.define_metric("*", step_metric="step")
         return run

@@ -103,7 +103,9 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text that follows other tokens: no special tokens are added."""
         return [
-            one for part in text.split(SEPARATOR) for one in self.tokenizer(part, add_special_tokens=False)["input_ids"]
+            token
+            for part in text.split(SEPARATOR)
+            for token in self.tokenizer(part, add_special_tokens=False)["input_ids"]
         ]
 
     def quoted(self, text: str) -> str:
@@ -237,8 +239,8 @@ class Chat:
 
         A base model with a ChatML template has another end of text, which its template does not write.
         """
-        known = self.tokenizer.added_tokens_decoder
-        return next((token for token in self._answered[1] if token in known), self.eos_id)
+        special = self.tokenizer.added_tokens_decoder
+        return next((token for token in self._answered[1] if token in special), self.eos_id)
 
     @cached_property
     def _answer_opening(self) -> tuple[int, ...]:
@@ -257,8 +259,8 @@ class Chat:
             whole = self.render([*question, {"role": "assistant", "content": _REPLY}])
         except DataError:  # a template may want other roles first; rendering the data then says so
             return (), ()
-        before, found, after = whole.partition(_REPLY)
-        opening = before.removeprefix(prompt) if found and before.startswith(prompt) else ""
+        before, reply, after = whole.partition(_REPLY)
+        opening = before.removeprefix(prompt) if reply and before.startswith(prompt) else ""
         return tuple(self.encode(opening)), tuple(self.encode(after))
 
     @property
@@ -273,8 +275,8 @@ class Chat:
             DataError: the template refuses the messages; some refuse a system message, or two turns of one role.
         """
         try:
-            own = self.params.get("tools") or []
-            variables = {**self.params, **options, "tools": [*own, *(options.get("tools") or [])] or None}
+            tools = self.params.get("tools") or []
+            variables = {**self.params, **options, "tools": [*tools, *(options.get("tools") or [])] or None}
             return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables))
         except Exception as error:  # a template may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
@@ -287,7 +289,7 @@ class Chat:
     @property
     def hidden(self) -> set[str]:
         """Texts of the special tokens that `decode` leaves out: begin, end, padding, and those of `written`."""
-        return {str(self.tokenizer.convert_ids_to_tokens(one)) for one in self._markers if one is not None}
+        return {str(self.tokenizer.convert_ids_to_tokens(token)) for token in self._markers if token is not None}
 
     @cached_property
     def _markers(self) -> frozenset[int | None]:
@@ -301,14 +303,14 @@ class Chat:
             return {}
         # An answer with a question behind it: many templates write an empty <think> in front of the last answer.
         turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
-        ids, known = set(self.encode(self.render(turns))), self.tokenizer.added_tokens_decoder
-        return {one: str(text) for one, text in known.items() if text.special and one in ids}
+        ids, special = set(self.encode(self.render(turns))), self.tokenizer.added_tokens_decoder
+        return {token: str(text) for token, text in special.items() if text.special and token in ids}
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
         """Pattern of the first character of a special token, which it matches wherever a special token begins."""
-        known = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        return re.compile(f"(?=(?:{'|'.join(map(re.escape, known))}))(.)" if known else "(?!)()", re.DOTALL)
+        texts = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return re.compile(f"(?=(?:{'|'.join(map(re.escape, texts))}))(.)" if texts else "(?!)()", re.DOTALL)
 
     def _turns(self, problem: Problem, all_turns: bool) -> list[_PromptAndAnswer]:
         """Return (context, answer) of every turn to imitate."""

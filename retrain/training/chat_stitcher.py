@@ -107,12 +107,12 @@ class ChatStitcher:
         try:
             tail = self._tail(shown)
         except DataError:  # many templates refuse consecutive messages of one role
-            runs = groupby(shown, lambda one: one[0])
+            runs = groupby(shown, lambda pair: pair[0])
             tail = self._tail([(role, "\n".join(text for _, text in run)) for role, run in runs])
         ids = self._chat.encode(tail)
-        place = ids.index(last) if last in ids else -1
+        index = ids.index(last) if last in ids else -1
         # The first end token of the tail ends the reply if only white space precedes it, else a later message.
-        return ids[place + 1 :] if not self._chat.decode(ids[: max(place, 0)]).strip() else ids
+        return ids[index + 1 :] if not self._chat.decode(ids[: max(index, 0)]).strip() else ids
 
     def short(self, messages: RoleTexts, limit: int) -> RoleTexts:
         """Cut the middle of every message that has more than `limit` tokens.
@@ -155,7 +155,7 @@ class ChatStitcher:
             message |= {"name": "tool", "tool_call_id": "000000000"} if message["role"] == "tool" else {}
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
         text = self._chat.render([*before, *new], add_generation_prompt=True)
-        _, found, tail = text.rpartition(_MARK)
-        if not found:
+        _, mark, tail = text.rpartition(_MARK)
+        if not mark:
             raise DataError("it does not show a reply unchanged")
         return tail

@@ -99,8 +99,9 @@ def shorten(model: nn.Module) -> None:
     # One cast for the whole model, also for adapters that are added later. Layers that share a cast sum their
     # gradients in its dtype: with several casts, a model that was warmed up in this process would round differently
     # from one that was loaded.
-    cast = next((vars(one)["shared_cast"] for one in modules if "shared_cast" in vars(one)), SharedCast())
-    wide = not any(isinstance(one, nn.LayerNorm) for one in modules)  # they refuse an input wider than their weight
+    cast = next((vars(module)["shared_cast"] for module in modules if "shared_cast" in vars(module)), SharedCast())
+    # LayerNorm refuses an input wider than its weight.
+    wide = not any(isinstance(module, nn.LayerNorm) for module in modules)
     for module in modules:
         kind = type(module)
         if isinstance(module, nn.Embedding) and wide and "widened" not in vars(module):

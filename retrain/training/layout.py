@@ -56,7 +56,9 @@ class Layout:
                 response[row, start:end] = True
             logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one per token after the prompt
         turn_ids, turn_rewards = _turns(rollouts, shape)
-        greedy = [math.nan if one.greedy is None else one.greedy for one in rollouts] + [math.nan] * len(experts)
+        greedy = [math.nan if rollout.greedy is None else rollout.greedy for rollout in rollouts] + [math.nan] * len(
+            experts
+        )
         first = max((rollout.group for rollout in rollouts), default=-1) + 1
         lengths = [*(r.length for r in rollouts), *(sum(end - start for start, end in row.spans) for row in experts)]
         groups = [*(r.group for r in rollouts), *range(first, first + len(experts))]
@@ -85,8 +87,8 @@ class Layout:
         """Columns `reward_parts` [N, R] and `reward_weights` of R named rewards; {} without names."""
         if not self.rewards:
             return {}
-        found = [[rollout.parts.get(name) for name, _ in self.rewards] for rollout in rollouts]
-        rows = [[math.nan if part is None else part for part in row] for row in found]
+        part_scores = [[rollout.parts.get(name) for name, _ in self.rewards] for rollout in rollouts]
+        rows = [[math.nan if part is None else part for part in row] for row in part_scores]
         rows += [[math.nan] * len(self.rewards)] * experts
         parts = torch.tensor(rows, dtype=torch.float32, device=self.device)
         return {"reward_parts": parts, "reward_weights": tuple(weight for _, weight in self.rewards)}

@@ -224,9 +224,9 @@ class TorchPolicy:
     @torch.no_grad()
     def _swap_earlier(self) -> None:
         for name, parameter in self.optimizer.parameters.items():
-            own = local(parameter)
-            current = own.to("cpu", copy=True)
-            own.copy_(self._earlier[name])
+            shard = local(parameter)
+            current = shard.to("cpu", copy=True)
+            shard.copy_(self._earlier[name])
             self._earlier[name] = current
 
     def update(self, batch: Batch, objective: Objective, recredit: Callable[[], Tensor] | None = None) -> Metrics:
@@ -255,7 +255,9 @@ class TorchPolicy:
                 several = len(steps) * self.settings.epochs > 1 and "old_logprobs" in objective.reads
                 if several and not epoch:
                     # In the micro-batches of the update: others round differently, and the first ratio would not be 1.
-                    scored = [one.batch.replace(**self.forward.logprobs(one.batch, parts=one.parts)) for one in steps]
+                    scored = [
+                        step.batch.replace(**self.forward.logprobs(step.batch, parts=step.parts)) for step in steps
+                    ]
                     steps = [replace(step, batch=part) for step, part in zip(steps, scored, strict=True)]
                 reports += [self._take(step, objective, several) for step in steps]
         self._floor = trim_freed_memory(self._floor)
@@ -267,8 +269,8 @@ class TorchPolicy:
     def follow(self, other: TorchPolicy, rate: float) -> None:
         """Move the trained weights w towards those of another policy of the same shape: w + rate * (other - w)."""
         theirs = other.optimizer.parameters.values()
-        for own, their in zip(self.optimizer.parameters.values(), theirs, strict=True):
-            local(own).lerp_(local(their), rate)
+        for state, their in zip(self.optimizer.parameters.values(), theirs, strict=True):
+            local(state).lerp_(local(their), rate)
 
     def gradient(self, batch: Batch, weights: Tensor) -> Tensor:
         """Return the gradient [D] of sum_{n,t} weights[n, t] * logprobs[n, t] over all D trained parameters.
@@ -288,8 +290,8 @@ class TorchPolicy:
                 width = rows.input_ids.shape[1]
                 with self.forward.attention(width):
                     (self.forward.columns(rows)["logprobs"] * weights[index, :width]).sum().backward()
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([one.flatten() for one in found])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         self.model.zero_grad()
         return flat
 
@@ -365,8 +367,8 @@ class TorchPolicy:
         """Plan the steps again with the advantages of `batch`; `old_logprobs` stay those of before the first epoch."""
         fresh = self._plan(batch, objective)
         return [
-            replace(one, batch=one.batch.replace(old_logprobs=old.batch.column("old_logprobs")))
-            for one, old in zip(fresh, steps, strict=True)
+            replace(step, batch=step.batch.replace(old_logprobs=old.batch.column("old_logprobs")))
+            for step, old in zip(fresh, steps, strict=True)
         ]
 
     def _take(self, step: _Step, objective: Objective, scored: bool) -> Metrics:
@@ -439,13 +441,13 @@ class TorchPolicy:
             UserCodeError: a sampled weight has a gradient, and none has changed.
         """
         changed = not torch.equal(self.optimizer.sampled()[0], before)
-        found = self.ranks.all_gather((changed, lr > 0 and bool(gradient.any())))
-        if not any(changed for changed, _ in found) and any(moved for _, moved in found):
+        reports = self.ranks.all_gather((changed, lr > 0 and bool(gradient.any())))
+        if not any(changed for changed, _ in reports) and any(moved for _, moved in reports):
             raise UserCodeError(
                 f"a step of the optimizer changed no weight, although there is a gradient; raise [optimizer] lr, which "
                 f"is {lr:.3g} in this step, or remove the code that replaces the optimizer's step"
             )
-        return any(changed for changed, _ in found)
+        return any(changed for changed, _ in reports)
 
 
 _BY_STALENESS = ("kl", "logp_diff_mean", "ess")
@@ -468,8 +470,8 @@ class _Tally:
             return
         mismatch = Mismatch.of(columns["logprobs"], rows.sampler_logprobs, mask)
         entropy = columns["entropy"].detach().where(mask, 0.0).sum()
-        own = {"policy/entropy": entropy, "tokens": mask.sum()}
-        self._join({**sums, **own, **forwarded}, mismatch)
+        metrics = {"policy/entropy": entropy, "tokens": mask.sum()}
+        self._join({**sums, **metrics, **forwarded}, mismatch)
         if (staleness := rows.extra.get("token_staleness")) is not None:
             for age in (staleness[mask & (staleness >= 0)]).unique().tolist():
                 part = Mismatch.of(columns["logprobs"], rows.sampler_logprobs, mask & (staleness == age))
@@ -494,15 +496,15 @@ class _Tally:
 
     def metrics(self) -> Metrics:
         """Return the sums as numbers; the entropy is divided by the number of the policy's tokens."""
-        found = {name: float(value) for name, value in self.sums.items()}  # synchronizes with the GPU, only here
-        if sampled := found.pop("tokens", 0.0):
-            found["policy/entropy"] /= sampled
+        totals = {name: float(value) for name, value in self.sums.items()}  # synchronizes with the GPU, only here
+        if sampled := totals.pop("tokens", 0.0):
+            totals["policy/entropy"] /= sampled
         else:
-            found.pop("policy/entropy", None)
+            totals.pop("policy/entropy", None)
         for age, part in sorted(self.by_staleness.items()):
             metrics = part.metrics()
-            found |= {f"mismatch/{name}_stale_{age}": metrics[f"mismatch/{name}"] for name in _BY_STALENESS}
-        return found | (self.mismatch.metrics() if self.mismatch else {})
+            totals |= {f"mismatch/{name}_stale_{age}": metrics[f"mismatch/{name}"] for name in _BY_STALENESS}
+        return totals | (self.mismatch.metrics() if self.mismatch else {})
 
 
 def _lora() -> Any:
@@ -524,7 +526,7 @@ def _mean(reports: Sequence[Metrics]) -> Metrics:
     """Return the mean of every metric over the steps that report it."""
     names = dict.fromkeys(name for report in reports for name in report)
     values = {name: [report[name] for report in reports if name in report] for name in names}
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    return {name: sum(values_of_name) / len(values_of_name) for name, values_of_name in values.items()}
 
 
 def _checkpoint_layers(model: Any) -> None:

@@ -144,9 +144,9 @@ class ProcessRewards(StatefulComponent):
         (folder / FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
     def _score(self, batch: Batch) -> Tensor:
-        own = self.model.logprobs(batch)["old_logprobs"]
+        logprobs = self.model.logprobs(batch)["old_logprobs"]
         other = self._policy.logprobs(batch)["old_logprobs"] if self._frozen is None else self._frozen(batch)
-        return self._beta * (own - other)
+        return self._beta * (logprobs - other)
 
     def _learn(self, batch: Batch) -> Metrics:
         """Return metrics of the batch's scores; unless update = "none", take an optimizer step on the policy's rows."""
@@ -172,8 +172,8 @@ class ProcessRewards(StatefulComponent):
         """
         if self._loss == "ce":
             return rows.replace(opposite=scores.new_zeros(scores.shape)), scores
-        opposite, known = opposite_mean(scores, rows.correct, rows.group_ids)
-        index = known.nonzero()[:, 0]
+        opposite, has_opposite = opposite_mean(scores, rows.correct, rows.group_ids)
+        index = has_opposite.nonzero()[:, 0]
         return rows.replace(opposite=opposite).rows(index), scores[index]
 
 

@@ -51,16 +51,16 @@ class ReferenceLogprobs(StatefulComponent):
         check_start(self.fingerprint, state["fingerprint"], "the reference for ref_logprobs")
 
 
-def check_start(own: str, saved: str, name: str) -> None:
+def check_start(start: str, saved: str, name: str) -> None:
     """Compare two fingerprints of frozen weights.
 
     Args:
-        own: fingerprint of this run's weights. saved: that of the checkpoint.
+        start: fingerprint of this run's weights. saved: that of the checkpoint.
         name: description of the weights, with which the error begins.
     Raises:
         StorageError: the fingerprints differ.
     """
-    if own != saved:
+    if start != saved:
         raise StorageError(
             f"{name} differs from the one this run started with: the initial model changed; "
             "restore the model that [model] path named then, or start a fresh run"

@@ -40,9 +40,9 @@ class RoundedWeights:
     def round(self, step: int) -> None:
         """Set the parameters to the masters, rounded with the random numbers of optimizer step `step`."""
         for name, p in self._parameters.items():
-            own, names = local(p.detach()), ("rounding", step, name, *((self._rank,) if is_sharded(p) else ()))
-            generator = torch.Generator(own.device).manual_seed(derive_seed(self._seed, *names))
-            stochastic(local(self.masters[name]), generator, out=own)
+            values, names = local(p.detach()), ("rounding", step, name, *((self._rank,) if is_sharded(p) else ()))
+            generator = torch.Generator(values.device).manual_seed(derive_seed(self._seed, *names))
+            stochastic(local(self.masters[name]), generator, out=values)
 
     @contextmanager
     def updated(self, step: int) -> Generator[None]:

@@ -67,10 +67,10 @@ def pkpo(
             gaps = (ordered[:, None] - ordered).tril()
             credit = (gaps * ordered.new_tensor(below)).sum(-1)
         else:
-            own = [n * comb(p, subset - 1) / comb(n, subset) for p in range(n)]
+            shares = [n * comb(p, subset - 1) / comb(n, subset) for p in range(n)]
             above = [n * comb(j - 1, subset - 2) / comb(n, subset) if j else 0.0 for j in range(n)]
             weighted = ordered * ordered.new_tensor(above)
-            credit = ordered * ordered.new_tensor(own) + weighted.sum() - weighted.cumsum(0)
+            credit = ordered * ordered.new_tensor(shares) + weighted.sum() - weighted.cumsum(0)
         advantages[rows[order]] = credit
     return advantages
 

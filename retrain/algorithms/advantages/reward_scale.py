@@ -90,9 +90,9 @@ def gdpo(
         [N] without unit.
     References: Liu et al., GDPO, arXiv:2601.05242.
     """
-    known = ~reward_parts.isnan()
+    is_given = ~reward_parts.isnan()
     total = reward_parts.new_zeros(len(reward_parts))
-    for part, has, weight in zip(reward_parts.T, known.T, reward_weights, strict=True):
+    for part, has, weight in zip(reward_parts.T, is_given.T, reward_weights, strict=True):
         values = part.where(has, 0.0)
         spread = F.groups.group_std(values, group_ids, has, ddof=ddof)
         centred = values - F.groups.group_mean(values, group_ids, has)
@@ -100,5 +100,5 @@ def gdpo(
         total = total + weight * (centred / (spread + eps)).where(compared, 0.0)
     if not batch_norm:
         return total
-    spread = F.groups.group_std(total, group_ids * 0, known.any(-1), ddof=ddof)
+    spread = F.groups.group_std(total, group_ids * 0, is_given.any(-1), ddof=ddof)
     return (total / (spread + eps)).where(spread > 0, 0.0)

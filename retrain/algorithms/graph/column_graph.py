@@ -42,7 +42,7 @@ class Stage:
 
 
 def plan(
-    order: Sequence[Bound | str], uncertainty: Bound, signal: Callable[[str], Bound | None], known: frozenset[str]
+    order: Sequence[Bound | str], uncertainty: Bound, signal: Callable[[str], Bound | None], available: frozenset[str]
 ) -> list[Stage]:
     """Return the stages in order; each signal comes just before the first stage that reads it.
 
@@ -50,11 +50,11 @@ def plan(
         order: components, and names of columns that must exist at that point.
         uncertainty: the component that computes the column `uncertainty`.
         signal: returns the bound signal of a name, or None.
-        known: columns that exist from the start.
+        available: columns that exist from the start.
     Raises:
         ComponentError: nothing provides a column, columns need each other, or a stage's result is not used.
     """
-    planner = _Planner(uncertainty, signal, set(known | POLICY_COLUMNS))
+    planner = _Planner(uncertainty, signal, set(available | POLICY_COLUMNS))
     for item in order:
         if isinstance(item, str):
             planner.provide(item, ())
@@ -72,7 +72,7 @@ def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
         transform: returns the bound transform of a name, or None.
     """
     bound = {field: (transform(name), key) for field, (name, key) in CONTEXT_PARAMETERS.items()}
-    return {field: one.params[key] for field, (one, key) in bound.items() if one}
+    return {field: stage.params[key] for field, (stage, key) in bound.items() if stage}
 
 
 def contributing(graph: Sequence[Stage], wanted: Collection[str] = ("advantages",)) -> list[Stage]:
@@ -80,14 +80,14 @@ def contributing(graph: Sequence[Stage], wanted: Collection[str] = ("advantages"
 
     An advantage does not contribute if a transform replaces it. A filter does not contribute to any column.
     """
-    needed, found = set(wanted), list[Stage]()
+    needed, stages = set(wanted), list[Stage]()
     for stage in reversed(graph):
         written = {stage.writes, "advantages"} if stage.kind in ("advantage", "algorithm") else {stage.writes}
         if stage.kind != "filter" and written & needed:
-            found.append(stage)
+            stages.append(stage)
             context = stage.bound.component.contract == "context"  # it receives the episode's advantages
             needed = (needed - written) | {*stage.reads, *(("advantages",) if context else ())}
-    return found[::-1]
+    return stages[::-1]
 
 
 def _check_used(graph: Sequence[Stage]) -> None:
@@ -110,9 +110,9 @@ def _check_states(graph: Sequence[Stage]) -> None:
 
 
 class _Planner:
-    def __init__(self, uncertainty: Bound, signal: Callable[[str], Bound | None], known: set[str]) -> None:
+    def __init__(self, uncertainty: Bound, signal: Callable[[str], Bound | None], available: set[str]) -> None:
         self.graph: list[Stage] = []
-        self._uncertainty, self._signal, self._known = uncertainty, signal, known
+        self._uncertainty, self._signal, self._known = uncertainty, signal, available
 
     def add(self, bound: Bound) -> None:
         reads = _reads(bound)

@@ -88,9 +88,11 @@ def _composed(pipeline: Pipeline, batch: Batch) -> ComposedAdvantages:
     planning, mask = credited.column("planning_mask"), batch.response_mask
     metrics |= advantage_split(credited) | planning_ratio(planning, mask)
     metrics |= entropy_metrics(credited.column("uncertainty"), planning, mask)
-    own = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
+    method_metrics = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
     rows = [row[kept].tolist() for row, kept in zip(credited.advantages, mask, strict=True)]
-    return ComposedAdvantages(rows, own, {name: value for name, value in metrics.items() if name not in own})
+    return ComposedAdvantages(
+        rows, method_metrics, {name: value for name, value in metrics.items() if name not in method_metrics}
+    )
 
 
 def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> None:
@@ -120,12 +122,12 @@ def _pipeline(stages: Stages) -> Pipeline:
 
 def _transforms(chain: Sequence[str], hyper: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[Bound, ...]:
     """Bind the stages of a chain to those of `params` that each has; ComponentError if no stage has one of them."""
-    found = [find("transform", name) for name in chain]
-    is_open = any(component.contract == "context" for component in found)
-    unknown = [key for key in params if not is_open and all(key not in c.schema.model_fields for c in found)]
+    components = [find("transform", name) for name in chain]
+    is_open = any(component.contract == "context" for component in components)
+    unknown = [key for key in params if not is_open and all(key not in c.schema.model_fields for c in components)]
     if unknown:
         raise ComponentError(f"transform_params has {', '.join(unknown)}, which no transform of {list(chain)} takes")
-    return tuple(component.bind({**_shared(component, hyper), **component.takes(params)}) for component in found)
+    return tuple(component.bind({**_shared(component, hyper), **component.takes(params)}) for component in components)
 
 
 def _shared(component: Component, hyper: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Objective:
 
         first = next((term.name for term in self.terms if source_of(term) == "policy"), "")
 
-        def loss(columns: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss(columns: Mapping[str, Any], signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             # Corrections multiply the advantages by an importance weight of trainer and sampler.
             metrics = dict[str, Any]()
             for correction in self.corrections:
@@ -136,11 +136,11 @@ class Objective:
                 columns = {**columns, "advantages": after}
                 if transform.traits_of(correction.component).drops_only and first:
                     dropped = (before != 0) & (after == 0)
-                    _add(metrics, {f"policy/{correction.name}_fraction": (dropped * own[first]).sum()})
+                    _add(metrics, {f"policy/{correction.name}_fraction": (dropped * signals[first]).sum()})
             share = float(columns[self.share]) if self.mixed else None
             total: Any = 0.0
             for term in self.terms:
-                weight, factor = own[term.name], float(term.params["weight"])
+                weight, factor = signals[term.name], float(term.params["weight"])
                 if share is not None:
                     factor *= share if source_of(term) == "expert" else 1 - share
                 values, reported = _term_values(term, columns, weight)

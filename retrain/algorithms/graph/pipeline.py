@@ -114,14 +114,14 @@ class Pipeline:
         if not self._unsaved:
             return ""
 
-        found: list[str] = []
-        for place, before in [*self._unsaved.items()]:
-            now = attributes(self._built[place])
+        unsaved: list[str] = []
+        for part_key, before in [*self._unsaved.items()]:
+            now = attributes(self._built[part_key])
             if names := [name for name in now if name not in before or now[name] != before[name]]:
-                del self._unsaved[place]
-                found.append(f"{' '.join(place)} has changed its {', '.join(names)} and has no state_dict")
+                del self._unsaved[part_key]
+                unsaved.append(f"{' '.join(part_key)} has changed its {', '.join(names)} and has no state_dict")
         fix = "a resumed run starts with new ones: write state_dict and load_state_dict, unless they are caches"
-        return f"{'; '.join(found)}; {fix}" if found else ""
+        return f"{'; '.join(unsaved)}; {fix}" if unsaved else ""
 
     def before(self, batch: Batch) -> Metrics:
         """Call `before` of every class component with the step's rollouts, without expert rows; return their metrics.
@@ -141,7 +141,7 @@ class Pipeline:
 
     def next_epoch(self, batch: Batch) -> tuple[Batch, Metrics]:
         """Call the components with `every_epoch`; return the batch with the next epoch's credit, and their metrics."""
-        named = {place: part for place, part in self._built.items() if part.every_epoch}
+        named = {name: part for name, part in self._built.items() if part.every_epoch}
         metrics = self._reports(batch, lambda part, rollouts: part.after(rollouts), named)
         metrics |= self._reports(batch, lambda part, rollouts: part.before(rollouts), named)
         return self.credit(batch)[0], metrics
@@ -156,11 +156,11 @@ class Pipeline:
         _, rollouts = _rollouts(batch)
         parts = self._built if of is None else of
         metrics: Metrics = {}
-        for place, part in parts.items() if len(rollouts.rewards) else ():
-            call = Call(*place)
+        for name, part in parts.items() if len(rollouts.rewards) else ():
+            call = Call(*name)
             with call({**vars(rollouts), **rollouts.extra}):
-                found = method(part, rollouts)
-            metrics |= call.metrics(found)
+                reported = method(part, rollouts)
+            metrics |= call.metrics(reported)
         return metrics
 
     def credit(self, batch: Batch) -> tuple[Batch, Metrics]:
@@ -193,8 +193,8 @@ class Pipeline:
     def stored(self) -> dict[str, str]:
         """Columns of flags to store with the rollouts: {column: stored name}, from the trait `stored` of signals."""
         signals = [stage for stage in self.graph if stage.kind == "signal"]
-        found = {stage.writes: signal.traits_of(stage.bound.component).stored for stage in signals}
-        return {column: name for column, name in found.items() if name and "/" not in name}
+        stored = {stage.writes: signal.traits_of(stage.bound.component).stored for stage in signals}
+        return {column: name for column, name in stored.items() if name and "/" not in name}
 
     def unmarked(self, batch: Batch) -> str:
         """Return a warning if a signal of `stored` flagged no token in ten consecutive batches; otherwise "".
@@ -320,18 +320,18 @@ def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any
         else:
             call.number(value, "the column")
         return
-    found = call.tensor(value, rows if stage.kind in ("advantage", "filter") else shape, mask)
+    values = call.tensor(value, rows if stage.kind in ("advantage", "filter") else shape, mask)
     if stage.kind == "filter":
-        members = F.groups.group_size(columns["group_ids"], found.bool())
-        if found.dtype != mask.dtype or bool(((members > 0) != found).any()):
+        members = F.groups.group_size(columns["group_ids"], values.bool())
+        if values.dtype != mask.dtype or bool(((members > 0) != values).any()):
             raise call.fail("must return booleans that are the same for all rows of a group")
         return
-    found = found.to(columns["rewards"].dtype)  # the dtype of training, in which the value must be finite
-    finite = found.isfinite() if stage.kind == "advantage" else found.isfinite() | ~mask
+    values = values.to(columns["rewards"].dtype)  # the dtype of training, in which the value must be finite
+    finite = values.isfinite() if stage.kind == "advantage" else values.isfinite() | ~mask
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0, 0])
         group = int(columns["group_ids"][row])
-        rewards = ", ".join(f"{one:.4g}" for one in columns["rewards"][columns["group_ids"] == group].tolist())
+        rewards = ", ".join(f"{reward:.4g}" for reward in columns["rewards"][columns["group_ids"] == group].tolist())
         raise call.fail(
             f"row {row}, of group {group}: returned a NaN or infinite {stage.writes}; the group's rewards: {rewards}"
         )

@@ -100,16 +100,16 @@ def missing_fields(function: Callable[..., Any]) -> list[str]:
     context = next(iter(inspect.signature(function).parameters))
     nodes = [*ast.walk(definition)]
     attempted = {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
-    known = {*dir(TransformContext), *(item.name for item in fields(TransformContext))}
-    known |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {*dir(TransformContext), *(item.name for item in fields(TransformContext))}
+    names |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     read = list[str]()
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == context:
             if isinstance(node.ctx, ast.Store):
-                known.add(node.attr)
+                names.add(node.attr)
             elif id(node) not in attempted:
                 read.append(node.attr)
-    return [name for name in dict.fromkeys(read) if name not in known]
+    return [name for name in dict.fromkeys(read) if name not in names]
 
 
 def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
@@ -208,8 +208,8 @@ def _called(bound: Bound, call: Call, *arguments: Any) -> Any:
 def _token_lists(call: Call, output: Any, sizes: list[int]) -> list[list[float]]:
     rows = output if isinstance(output, Sequence) else getattr(output, "token_advs", None)
     if rows is None:
-        found = type(output).__name__
-        raise call.fail(f"returned a {found} instead of a TransformOutput(token_advs=...) or a list of lists")
+        kind = type(output).__name__
+        raise call.fail(f"returned a {kind} instead of a TransformOutput(token_advs=...) or a list of lists")
     if not isinstance(rows, Sequence) or len(rows) != len(sizes):
         raise call.fail(f"token_advs must be a list of {len(sizes)} lists, one per completion")
     return [call.numbers(row, sizes[i], f"token_advs[{i}]") for i, row in enumerate(rows)]

@@ -46,10 +46,10 @@ def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detecto
 
     def detect(texts: list[str]) -> list[list[PlanningSpan]]:
         with call():
-            found: Any = function(texts)
-        if not isinstance(found, Sequence) or len(found) != len(texts):
+            detected: Any = function(texts)
+        if not isinstance(detected, Sequence) or len(detected) != len(texts):
             raise call.fail(f"must return a list of {len(texts)} lists of spans, one per completion")
-        return [_checked(call, row, spans, text) for row, (spans, text) in enumerate(zip(found, texts, strict=True))]
+        return [_checked(call, row, spans, text) for row, (spans, text) in enumerate(zip(detected, texts, strict=True))]
 
     return detect
 

@@ -66,11 +66,11 @@ def _sentence_transformer(name: str) -> Embedder:
     if not _may_exist(name):
         raise ComponentError(f'there is no directory "{name}"', _ADVICE)
     transformers: Any = library("sentence_transformers", EXTRA)
-    place = expanded(name)
-    is_local = place.is_dir()
+    path = expanded(name)
+    is_local = path.is_dir()
     try:
         model = transformers.SentenceTransformer(
-            str(place) if is_local else name, device="cpu", local_files_only=is_local
+            str(path) if is_local else name, device="cpu", local_files_only=is_local
         )
     except (OSError, ValueError) as error:
         where = f"{name} is not a sentence-transformer" if is_local else f"{name} cannot be loaded from the hub"

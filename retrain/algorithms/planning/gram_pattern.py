@@ -98,12 +98,12 @@ def read_grams(
     if grams is not None and path is not None:
         raise ComponentError("strategic_grams and strategic_grams_path are both set", "keep one of them")
     if path is not None:
-        found = _checked(_from_file(path), path)
+        texts = _checked(_from_file(path), path)
     elif grams is None or (isinstance(grams, str) and grams in NAMED):
-        found = NAMED[grams or "default"]
+        texts = NAMED[grams or "default"]
     else:
-        found = _checked(_from_text(grams) if isinstance(grams, str) else grams, "strategic_grams")
-    return found if words is None else _within(found, words)
+        texts = _checked(_from_text(grams) if isinstance(grams, str) else grams, "strategic_grams")
+    return texts if words is None else _within(texts, words)
 
 
 def _within(grams: tuple[str, ...], words: Sequence[int]) -> tuple[str, ...]:

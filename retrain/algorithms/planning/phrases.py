@@ -28,10 +28,10 @@ class Word(NamedTuple):
 
 def phrases(text: str) -> list[list[Word]]:
     """Return the runs of at least one word, in order; offsets refer to `text`."""
-    found: list[list[Word]] = [[]]
+    phrases: list[list[Word]] = [[]]
     for piece in _PIECES.finditer(normalize(text)):
         if piece.lastgroup == "word" and (len(piece[0]) > 1 or piece[0] in _SHORT_WORDS):
-            found[-1].append(Word(piece[0], piece.start(), piece.end()))
-        elif piece.lastgroup != "gap" and found[-1]:
-            found.append([])
-    return [phrase for phrase in found if phrase]
+            phrases[-1].append(Word(piece[0], piece.start(), piece.end()))
+        elif piece.lastgroup != "gap" and phrases[-1]:
+            phrases.append([])
+    return [phrase for phrase in phrases if phrase]

@@ -135,8 +135,8 @@ class PlanningMask:
             (row, turns[row] == turn) for row in range(len(turns)) for turn in range(1, int(turns[row].max()) + 1)
         ]
         counts: Counter[str] = Counter()
-        found = self.mark([ids[row][cells].tolist() for row, cells in places])
-        for (row, cells), (marked, grams) in zip(places, found, strict=True):
+        marks = self.mark([ids[row][cells].tolist() for row, cells in places])
+        for (row, cells), (marked, grams) in zip(places, marks, strict=True):
             counts.update(grams)
             if marked:
                 mask[row, cells.nonzero()[:, 0][marked]] = True
@@ -152,8 +152,8 @@ class PlanningMask:
         pieces = [self._text.pieces(ids) for ids in completions]
         spans = self._detect(["".join(texts) for texts in pieces])
         return [
-            (_covering(texts, found), [name for _, _, name in found])
-            for texts, found in zip(pieces, spans, strict=True)
+            (_covering(texts, spans_of_row), [name for _, _, name in spans_of_row])
+            for texts, spans_of_row in zip(pieces, spans, strict=True)
         ]
 
 

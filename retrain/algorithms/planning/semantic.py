@@ -81,8 +81,8 @@ class SemanticDetector:
     def __call__(self, texts: list[str]) -> list[list[tuple[int, int, str]]]:
         """Return the planning spans of every text, each with its nearest gram as name."""
         windows = [[window for run in phrases(text) for window in self._windows(run)] for text in texts]
-        self._judge([text for found in windows for text, _, _ in found])
-        return [self._best(found) for found in windows]
+        self._judge([text for windows_of_text in windows for text, _, _ in windows_of_text])
+        return [self._best(windows_of_text) for windows_of_text in windows]
 
     def _windows(self, run: Sequence[Word]) -> list[tuple[str, int, int]]:
         parts = [run[first : first + self._window] for first in range(max(1, len(run) - self._window + 1))]
@@ -104,7 +104,7 @@ class SemanticDetector:
         """Return the windows above the margin, without those that overlap a window with a larger one."""
         judged = [(*self._judged[text], start, end) for text, start, end in windows]
         chosen: list[tuple[int, int, str]] = []
-        for margin, gram, start, end in sorted(judged, key=lambda one: (-one[0], one[2])):
+        for margin, gram, start, end in sorted(judged, key=lambda window: (-window[0], window[2])):
             if margin <= self._margin:
                 break
             if all(end <= other[0] or other[1] <= start for other in chosen):

@@ -29,28 +29,28 @@ class TokenText:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text that each token adds; a token that does not complete a character adds ""."""
-        known = self._pieces
-        for token in set(ids).difference(known):
+        cached = self._pieces
+        for token in set(ids).difference(cached):
             text = self._after_anchor([token])
-            known[token] = None if _BROKEN in text else text
-        found = [known[token] for token in ids]
-        return self._completed(ids, found) if None in found else found  # pyright: ignore[reportReturnType]
+            cached[token] = None if _BROKEN in text else text
+        pieces = [cached[token] for token in ids]
+        return self._completed(ids, pieces) if None in pieces else pieces  # pyright: ignore[reportReturnType]
 
     def _after_anchor(self, ids: list[int]) -> str:
         """Return the text of tokens inside a sequence; some tokenizers strip the space of the first token."""
         return self._decode([self._anchor, *ids])[self._prefix :]
 
-    def _completed(self, ids: Sequence[int], found: list[str | None]) -> list[str]:
+    def _completed(self, ids: Sequence[int], texts: list[str | None]) -> list[str]:
         """Decode each run of incomplete tokens token by token; the token that ends a character gets it."""
         pieces: list[str] = []
         start = done = 0
-        for position, piece in enumerate(found):
+        for position, piece in enumerate(texts):
             if piece is not None:
                 pieces.append(piece)
                 start, done = position + 1, 0
                 continue
             text = self._after_anchor(list(ids[start : position + 1]))
-            last = position + 1 == len(found) or found[position + 1] is not None
+            last = position + 1 == len(texts) or texts[position + 1] is not None
             complete = text if last else text.rstrip(_BROKEN)
             pieces.append(complete[done:])
             done = max(done, len(complete))

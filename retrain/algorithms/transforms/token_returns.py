@@ -109,8 +109,8 @@ def otb(  # noqa: PLR0913 - five columns and two keys
         shared = here.sum(0) > 1
         highest = value.masked_fill(~here, -torch.inf).amax(0)
         equal = ((value == highest) | ~here).all(0)
-        own = (value - baseline).where(~(equal & shared), 0.0)
+        gain = (value - baseline).where(~(equal & shared), 0.0)
         if zero_tail or len(value) == 1:
-            own = own.where(shared, value)
-        credit[rows] = own
+            gain = gain.where(shared, value)
+        credit[rows] = gain
     return F.returns.unpack(credit, response_mask)

@@ -129,7 +129,7 @@ def rungs(compared: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> 
     last of them if several differ equally. For example, gtpo_sepa extends gtpo and not gtpo_hicra.
 
     Args:
-        found: conditions in order.
+        compared: conditions in order.
         facts: resolved configuration of each condition.
     """
     described = [_described(resolved) for resolved in facts]

@@ -185,7 +185,7 @@ def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, i
     # Prompts of similar length need the least padding.
     for index in sorted(range(len(requests)), key=lambda index: len(requests[index].ids)):
         some = [requests[other] for other in (*chunk, index)]
-        rows, most = sum(one.count for one in some), max(one.max_tokens for one in some)
+        rows, most = sum(request.count for request in some), max(request.max_tokens for request in some)
         if chunk and size(len(some), rows, len(requests[index].ids), most) > budget:
             yield chunk
             chunk = []
@@ -300,8 +300,8 @@ class Slots(Cache):
     def _leave(self, gone: Tensor) -> None:
         """Copy the filled columns of the rows in the mask `gone`, if `left` must return them."""
         if self._leaves:
-            keys = [one[gone, ..., : self.used] for one in self.keys]
-            values = [one[gone, :, : self.used] for one in self.values]
+            keys = [tensor[gone, ..., : self.used] for tensor in self.keys]
+            values = [tensor[gone, :, : self.used] for tensor in self.values]
             self._parts.append(SlotRows(keys, values, self.rows[gone].tolist(), self.pad[gone].tolist()))
 
     def append(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:

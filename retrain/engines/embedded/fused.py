@@ -195,12 +195,12 @@ class FusedDecoder:
         return Linear(torch.cat(parts).to(self._device, self._dtype), bias, update)
 
     def _low_rank(
-        self, found: Mapping[str, LowRank], names: list[str], parts: list[Tensor]
+        self, adapters: Mapping[str, LowRank], names: list[str], parts: list[Tensor]
     ) -> tuple[Tensor, Tensor] | None:
         """Return LoRA's updates of concatenated matrices as one: downs stacked, ups block-diagonal."""
-        if found.keys().isdisjoint(names):
+        if adapters.keys().isdisjoint(names):
             return None
-        updates = [found.get(name) for name in names]
+        updates = [adapters.get(name) for name in names]
         ups = [torch.zeros(len(w), 0) if low is None else low.up for low, w in zip(updates, parts, strict=True)]
         downs = [low.down for low in updates if low is not None]
         return torch.block_diag(*(up.to(self._device) for up in ups)), torch.cat(downs).to(self._device)

@@ -80,16 +80,16 @@ def own_instance(model: Any, dtype: torch.dtype) -> Any:
     device = next(model.parameters()).device
     half = device.type == "cpu" and dtype is not torch.float32
     with no_init_weights(), torch.device(device):
-        own = type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32 if half else dtype)
-    own.tie_weights()
-    own.config.pad_token_id = None  # otherwise GPT-2's forward searches the ids for padding at every step
-    own.eval().requires_grad_(False)
+        copied = type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32 if half else dtype)
+    copied.tie_weights()
+    copied.config.pad_token_id = None  # otherwise GPT-2's forward searches the ids for padding at every step
+    copied.eval().requires_grad_(False)
     if half:
-        for module in own.modules():
-            if type(module) is nn.Linear and module is not own.get_output_embeddings():
+        for module in copied.modules():
+            if type(module) is nn.Linear and module is not copied.get_output_embeddings():
                 module.__class__ = HalfLinear
                 module.to(dtype)
-    return own
+    return copied
 
 
 def unmerged_update(update: LowRank, device: torch.device) -> Any:
@@ -113,12 +113,12 @@ def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     Raises:
         EngineError: names or shapes differ; nothing has been copied.
     """
-    own = module.state_dict()
-    check_weights({name: tuple(value.shape) for name, value in own.items()}, weights)
+    state = module.state_dict()
+    check_weights({name: tuple(value.shape) for name, value in state.items()}, weights)
     for hook in getattr(module, "unmerged_hooks", ()):
         hook.remove()
     hooks: list[Any] = []
-    for name, value in own.items():
+    for name, value in state.items():
         if isinstance(weights, LazyWeights) and name in weights.updates and value.dtype != torch.float32:
             value.copy_(weights.frozen(name))
             layer = module.get_submodule(name.rpartition(".")[0])

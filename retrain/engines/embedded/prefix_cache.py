@@ -65,16 +65,16 @@ class PrefixCache:
             The context and the length of the prefix in tokens. None if the prefix is shorter than
             half of the request's context, or the request has several completions.
         """
-        found: list[tuple[int, CachedPrefix]] = []
+        matches: list[tuple[int, CachedPrefix]] = []
         for call in self._calls if request.count == 1 else ():
-            place = bisect(call, request.ids, key=attrgetter("ids"))
-            found += [(_shared(one.ids, request.ids), one) for one in call[max(0, place - 1) : place + 1]]
-        shared, known = max(found, key=lambda pair: pair[0], default=(0, None))
-        return None if known is None or 2 * shared < len(request.ids) else (known, shared)
+            index = bisect(call, request.ids, key=attrgetter("ids"))
+            matches += [(_shared(prefix.ids, request.ids), prefix) for prefix in call[max(0, index - 1) : index + 1]]
+        shared, longest = max(matches, key=lambda pair: pair[0], default=(0, None))
+        return None if longest is None or 2 * shared < len(request.ids) else (longest, shared)
 
     def known(self, requests: Sequence[Request]) -> dict[int, tuple[CachedPrefix, int]]:
         """Return the result of `find` for the requests that have one, by index."""
-        return {index: one for index, request in enumerate(requests) if (one := self.find(request)) is not None}
+        return {index: prefix for index, request in enumerate(requests) if (prefix := self.find(request)) is not None}
 
     def add(
         self, parts: Iterable[SlotRows], requests: Sequence[Request], completions: Sequence[Sequence[Completion]]
@@ -90,11 +90,15 @@ class PrefixCache:
             requests: requests of the call.
             completions: completions of each request.
         """
-        rows = [(*r.ids, *one.ids[:-1]) for r, group in zip(requests, completions, strict=True) for one in group]
+        rows = [
+            (*r.ids, *completion.ids[:-1])
+            for r, group in zip(requests, completions, strict=True)
+            for completion in group
+        ]
         for part in parts:
             self._spent += sum(tensor.nbytes for tensor in (*part.keys, *part.values))
             if self._spent <= self._budget:
-                self._added += [CachedPrefix(rows[row], part, place) for place, row in enumerate(part.rows)]
+                self._added += [CachedPrefix(rows[row], part, row_index) for row_index, row in enumerate(part.rows)]
 
     def end(self, extended: Iterable[CachedPrefix]) -> None:
         """End a call: store its contexts, and drop the earlier calls that one of its requests extended.
@@ -102,27 +106,27 @@ class PrefixCache:
         Args:
             extended: cached contexts that the call extended.
         """
-        gone = {id(one) for one in extended}
+        gone = {id(prefix) for prefix in extended}
         self._calls = [call for call in self._calls if gone.isdisjoint(map(id, call))]
         if self._added:
             self._calls.append(sorted(self._added, key=attrgetter("ids")))
         self._added = []
 
 
-def start_from(found: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Request]) -> Start:
+def start_from(matches: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Request]) -> Start:
     """Return a function that copies cached keys and values into new slots.
 
     It fills the leading positions that are cached for all requests. A request's last token is never copied,
     because the model must process it to return logits.
 
     Args:
-        found: (cached context, length of the common prefix) for each request.
+        matches: (cached context, length of the common prefix) for each request.
         requests: the requests.
     """
     lengths = [len(request.ids) for request in requests]
-    rest = max(length - min(shared, length - 1) for length, (_, shared) in zip(lengths, found, strict=True))
-    known = [one for (one, _), request in zip(found, requests, strict=True) for _ in range(request.count)]
-    return partial(_fill, known, max(lengths) - rest)
+    rest = max(length - min(shared, length - 1) for length, (_, shared) in zip(lengths, matches, strict=True))
+    prefixes = [prefix for (prefix, _), request in zip(matches, requests, strict=True) for _ in range(request.count)]
+    return partial(_fill, prefixes, max(lengths) - rest)
 
 
 def longest_contexts(requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
@@ -134,14 +138,14 @@ def longest_contexts(requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
         The longest context of the group, by index of the request. Requests without a group are left out.
     """
     longest: tuple[int, ...] = ()
-    found: dict[int, tuple[int, ...]] = {}
+    contexts: dict[int, tuple[int, ...]] = {}
     # In sorted order, a context comes directly before the contexts that start with it.
     for index in sorted(range(len(requests)), key=lambda index: requests[index].ids, reverse=True):
         ids = requests[index].ids
         longest = longest if longest[: len(ids)] == ids else ids
-        found[index] = longest
-    sharing = Counter(found.values())
-    return {index: ids for index, ids in found.items() if sharing[ids] > 1}
+        contexts[index] = longest
+    sharing = Counter(contexts.values())
+    return {index: ids for index, ids in contexts.items() if sharing[ids] > 1}
 
 
 def compute_contexts(decoder: Decoder, contexts: Sequence[tuple[int, ...]], device: torch.device) -> list[CachedPrefix]:
@@ -151,32 +155,32 @@ def compute_contexts(decoder: Decoder, contexts: Sequence[tuple[int, ...]], devi
 
 
 def sharing(
-    contexts: Mapping[int, tuple[int, ...]], known: Sequence[CachedPrefix], requests: Sequence[Request]
+    contexts: Mapping[int, tuple[int, ...]], prefixes: Sequence[CachedPrefix], requests: Sequence[Request]
 ) -> dict[int, tuple[CachedPrefix, int]]:
     """Return the computed context that each request can start from.
 
     Args:
         contexts: the result of `longest_contexts`.
-        known: computed contexts, possibly not all of them.
+        prefixes: computed contexts, possibly not all of them.
         requests: the requests.
     Returns:
-        For each request whose longest context is in `known`: that context, and the length of the
+        For each request whose longest context is in `prefixes`: that context, and the length of the
         request's own context in tokens.
     """
-    by_ids = {one.ids: one for one in known}
+    by_ids = {prefix.ids: prefix for prefix in prefixes}
     return {index: (by_ids[ids], len(requests[index].ids)) for index, ids in contexts.items() if ids in by_ids}
 
 
-def _fill(known: Sequence[CachedPrefix], used: int, slots: Slots) -> None:
+def _fill(prefixes: Sequence[CachedPrefix], used: int, slots: Slots) -> None:
     """Copy the first `used` columns of every row of `slots` from the row's cached context."""
     if used <= 0:
         return
     device = slots.pad.device
-    for layer in zip(known[0].part.keys, known[0].part.values, strict=True):
+    for layer in zip(prefixes[0].part.keys, prefixes[0].part.values, strict=True):
         slots.add_layer(layer[0].transpose(-1, -2), layer[1])
-    for part in {id(one.part): one.part for one in known}.values():
-        mine = [index for index, one in enumerate(known) if one.part is part]
-        rows, sources = (torch.tensor(some, device=device) for some in (mine, [known[index].row for index in mine]))
+    for part in {id(prefix.part): prefix.part for prefix in prefixes}.values():
+        mine = [index for index, prefix in enumerate(prefixes) if prefix.part is part]
+        rows, sources = (torch.tensor(some, device=device) for some in (mine, [prefixes[index].row for index in mine]))
         shift = torch.tensor(part.pad, device=device)[sources] - slots.pad[rows]
         # Padding columns get copies of the outermost column: they are masked, but must not be NaN.
         columns = (torch.arange(used, device=device) + shift[:, None]).clamp(0, part.values[0].shape[2] - 1)
@@ -186,7 +190,7 @@ def _fill(known: Sequence[CachedPrefix], used: int, slots: Slots) -> None:
     slots.used = used
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _shared(ids: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
-    both = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in both if a != b), min(len(one), len(other)))
+    both = enumerate(zip(ids, other, strict=False))
+    return next((index for index, (a, b) in both if a != b), min(len(ids), len(other)))

@@ -156,8 +156,8 @@ class VllmEngine(Sampler):
             return False
         with self._isolated():
             models = _vllm("model_executor.models")
-            found = models.ModelRegistry.models.get(type(base_model(model)).__name__)
-            return found is not None and models.supports_lora(found.load_model_cls())
+            architecture = models.ModelRegistry.models.get(type(base_model(model)).__name__)
+            return architecture is not None and models.supports_lora(architecture.load_model_cls())
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace the weights in place by a full state dict, which is the base if the engine takes adapters.
@@ -205,11 +205,11 @@ class VllmEngine(Sampler):
 
     async def generate(self, request: Request, sampling: Sampling) -> list[Completion]:
         """Return the completions of one request. vLLM accepts new requests between any two tokens."""
-        one = _PendingRequest(request, sampling, asyncio.get_running_loop().create_future())
-        self._pending.append(one)
+        pending = _PendingRequest(request, sampling, asyncio.get_running_loop().create_future())
+        self._pending.append(pending)
         steps = self._steps = self._steps or asyncio.create_task(self._keep_stepping())
         try:
-            return await one.future
+            return await pending.future
         except asyncio.CancelledError:
             steps.cancel()
             raise
@@ -223,8 +223,8 @@ class VllmEngine(Sampler):
                 for number, completions in await event_loop.call_in_caller(partial(self._step, new, running)):
                     _answer(running.pop(number), completions)
         except Exception as error:
-            for one in (*running.values(), *new, *self._pending):
-                _answer(one, error)
+            for pending in (*running.values(), *new, *self._pending):
+                _answer(pending, error)
             self._pending = []
         finally:
             self._steps, self._abandoned = None, [*running]
@@ -235,35 +235,35 @@ class VllmEngine(Sampler):
         """Add the new requests and sample one token of every running one; return the finished ones."""
         event_loop.check_stop()
         with self._isolated():
-            for one in new:
-                version = options.check([one.request], one.sampling, self.version, self.max_model_len)
-                self._begin(version, one.sampling)
+            for pending in new:
+                version = options.check([pending.request], pending.sampling, self.version, self.max_model_len)
+                self._begin(version, pending.sampling)
                 with _sampling():
-                    running[self._add(one)] = one
+                    running[self._add(pending)] = pending
             with _sampling():
                 results = [result for result in self._llm.llm_engine.step() if result.finished] if running else []
-            found = [(one.request_id, self._completions(one, running[one.request_id])) for one in results]
-            if len(found) == len(running):
+            answers = [(result.request_id, self._completions(result, running[result.request_id])) for result in results]
+            if len(answers) == len(running):
                 self._sleep()
-        return found
+        return answers
 
-    def _add(self, one: _PendingRequest) -> str:
+    def _add(self, pending: _PendingRequest) -> str:
         """Add a request to vLLM, abort those whose callers were cancelled, and return the request's id."""
         engine, number = self._llm.llm_engine, str(next(self._llm.request_counter))
         if self._abandoned:
             engine.abort_request(self._abandoned)
             self._abandoned = []
-        [fields] = _parameters([one.request], one.sampling)
-        engine.add_request(number, {"prompt_token_ids": [*one.request.ids]}, fields, lora_request=self._adapter)
+        [fields] = _parameters([pending.request], pending.sampling)
+        engine.add_request(number, {"prompt_token_ids": [*pending.request.ids]}, fields, lora_request=self._adapter)
         return number
 
-    def _completions(self, result: Any, one: _PendingRequest) -> list[Completion]:
+    def _completions(self, result: Any, pending: _PendingRequest) -> list[Completion]:
         version = self.version or 0
         rows = [(output.token_ids, output.logprobs.logprobs, output.finish_reason) for output in result.outputs]
         if any(score != score for _, logprobs, _ in rows for score in logprobs):
             self.close()  # the key-value cache would keep the NaNs under the next weights
             raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
-        return options.completions(rows, one.request, one.sampling, version)
+        return options.completions(rows, pending.request, pending.sampling, version)
 
     def _begin(self, version: int, sampling: Sampling) -> None:
         """Wake vLLM, and empty its prefix cache unless the last request had the same weights and `sampling`."""
@@ -333,14 +333,14 @@ def _sampling() -> Generator[None]:
         raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
 
 
-def _answer(one: _PendingRequest, found: list[Completion] | Exception) -> None:
+def _answer(pending: _PendingRequest, answer: list[Completion] | Exception) -> None:
     """Set the result of a request, or its exception."""
-    if one.future.done():  # the caller has been cancelled
+    if pending.future.done():  # the caller has been cancelled
         return
-    if isinstance(found, Exception):
-        one.future.set_exception(found)
+    if isinstance(answer, Exception):
+        pending.future.set_exception(answer)
     else:
-        one.future.set_result(found)
+        pending.future.set_result(answer)
 
 
 def _parameters(requests: Sequence[Request], sampling: Sampling) -> list[Any]:

@@ -92,8 +92,8 @@ class Router:
 
     async def assign(self, request: Request) -> Assignment | None:
         """Wait for a server with a free slot; None if no server is usable."""
-        if not self._waiting and ((found := self._choose(request)) is not None or not self._usable):
-            return found
+        if not self._waiting and ((server := self._choose(request)) is not None or not self._usable):
+            return server
         future: asyncio.Future[Assignment | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((future, request))
         self.waited += 1
@@ -128,7 +128,7 @@ class Router:
         urls = [url for url in self.usable if self._load[url] + request.count <= max(self._limit, request.count)]
         if not urls:
             return None
-        url = min(urls, key=lambda one: (self._load[one], self._sent[one]))
+        url = min(urls, key=lambda url: (self._load[url], self._sent[url]))
         if request.session is not None:
             if (last := self._sessions.pop(request.session, url)) in urls:
                 url = last
@@ -148,10 +148,10 @@ class Router:
         while self._waiting:
             future, request = self._waiting[0]
             if not future.done():
-                found = self._choose(request)
-                if found is None and self._usable:
+                server = self._choose(request)
+                if server is None and self._usable:
                     return
-                future.set_result(found)
+                future.set_result(server)
             self._waiting.popleft()
 
     async def _refresh(self, dropped: str | None) -> None:

@@ -78,8 +78,8 @@ def serve(
     Raises:
         EngineError: the server could not be started, or it exited.
     """
-    own = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **variables}
-    with _server(arguments, own) as process:
+    environment = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **variables}
+    with _server(arguments, environment) as process:
         while not _answers(url):
             _check(process)
             time.sleep(0.5)

@@ -149,11 +149,11 @@ class VllmServerEngine(Sampler):
         self._stop_requested = threading.Event()
         self._expected = full_shapes(base_model(model))
         self._folder = Path(options.write_config(base_model(model), run_dir / "vllm")).resolve()
-        place = next(model.parameters()).device
-        self._transfer = vllm_transfer.transfer(transfer, self._folder, place, self._call)
+        device = next(model.parameters()).device
+        self._transfer = vllm_transfer.transfer(transfer, self._folder, device, self._call)
         self._backend = transfer
         kind = options.resolved(dtype, trainer_dtype)
-        self.takes_adapters = options.by_itself(lora, dtype, kind, place.type == "cpu") and (
+        self.takes_adapters = options.by_itself(lora, dtype, kind, device.type == "cpu") and (
             lora is not None or options.is_adapted(model)
         )
         self._rank = options.adapter_rank(model) if self.takes_adapters else 0
@@ -240,7 +240,7 @@ class VllmServerEngine(Sampler):
     @property
     def max_model_len(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Largest number of tokens of a context with its completion that every server supports."""
-        return min(int(known["max_model_len"]) for known in self._models.values())
+        return min(int(model["max_model_len"]) for model in self._models.values())
 
     def _together(
         self, function: Callable[[str], _R], urls: Sequence[str], limit: Callable[[list[_R]], float] = lambda _: inf
@@ -303,9 +303,9 @@ class VllmServerEngine(Sampler):
                 self._distrust(assigned, error)
                 continue
             try:
-                found = self._completions(answer, request, sampling)
+                completions = self._completions(answer, request, sampling)
                 self._strikes[assigned.url] = 0
-                return found
+                return completions
             except http.FAILURES as error:
                 self._refused += 1
                 self._distrust(assigned, error)
@@ -322,8 +322,8 @@ class VllmServerEngine(Sampler):
                 raise self._failure
             if self._call.aborted.is_set():
                 raise EngineError("sampling was interrupted")
-            if (found := await self._router.assign(request)) is not None:
-                return found
+            if (server := await self._router.assign(request)) is not None:
+                return server
             if self._reviving is None or self._reviving.done():
                 # In another thread, because it makes calls and waits; one for all requests.
                 self._reviving = asyncio.ensure_future(asyncio.to_thread(self._revive))
@@ -337,21 +337,21 @@ class VllmServerEngine(Sampler):
         Raises:
             ValueError: the answer does not fit the request, or comes from weights that this run has not loaded.
         """
-        known = self._versions
+        label_versions = self._versions
         rows: list[tuple[list[int], list[float], str]] = []
         versions: list[list[int]] = []
         for choice in answer["choices"]:
             ids, content = choice["token_ids"], choice["logprobs"]["content"]
             spans = choice["weight_versions"] or ()
             labels, ends = {span["version"] for span in spans}, [0, *(span["end"] for span in spans)]
-            if not labels or not labels <= known.keys():
+            if not labels or not labels <= label_versions.keys():
                 raise ValueError(f"it sampled from the weights {', '.join(sorted(labels))}, not {self._label}")
             if [span["start"] for span in spans] != ends[:-1] or ends != sorted(ends) or ends[-1] != len(ids):
                 raise ValueError(f"the weights of its {len(ids)} tokens have the spans {spans}")
             if [entry["token_id"] for entry in content] != ids:
                 raise ValueError(f"its {len(content)} log-probs do not belong to its {len(ids)} tokens")
             rows.append((ids, [entry["logprob"] for entry in content], choice["finish_reason"]))
-            parts = [[known[span["version"]]] * (span["end"] - span["start"]) for span in spans]
+            parts = [[label_versions[span["version"]]] * (span["end"] - span["start"]) for span in spans]
             versions.append([version for part in parts for version in part])
         return options.completions(rows, request, sampling, versions)
 
@@ -426,11 +426,13 @@ class VllmServerEngine(Sampler):
         Raises:
             ValueError: the label has changed.
         """
-        found = self._label_of(url, min(_CONTROL_S, self._call.seconds))
-        if found != label:
-            self._mark(url, f"mixed, of {found} and {label}")
+        server_label = self._label_of(url, min(_CONTROL_S, self._call.seconds))
+        if server_label != label:
+            self._mark(url, f"mixed, of {server_label} and {label}")
             self._control(url + "/resume")
-            raise ValueError(f"its weights changed to {found} meanwhile: another run uses it, or it was restarted")
+            raise ValueError(
+                f"its weights changed to {server_label} meanwhile: another run uses it, or it was restarted"
+            )
 
     def _give_up(self, text: str) -> NoReturn:
         self._failure = EngineError(text)
@@ -548,9 +550,9 @@ class VllmServerEngine(Sampler):
             ValueError: retrain does not support this version of vLLM.
         """
         seconds = min(_PROBE_S, self._call.seconds)
-        found = str(self._call(f"{url}/version", None, seconds)["version"])
-        if not found.startswith(_VERSIONS):
-            raise ValueError(f"it is vLLM {found}; install vLLM 0.32 or 0.33")
+        version = str(self._call(f"{url}/version", None, seconds)["version"])
+        if not version.startswith(_VERSIONS):
+            raise ValueError(f"it is vLLM {version}; install vLLM 0.32 or 0.33")
         return self._label_of(url, seconds)
 
     def _label_of(self, url: str, seconds: float) -> str:

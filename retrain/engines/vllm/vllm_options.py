@@ -40,8 +40,8 @@ def check_table(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     # Also checked for runs with another engine, because `retrain serve` reads these addresses too.
     for index, problem, fix in address_mistakes(params.get("urls", ()), params.get("allow_remote", False)):
         yield Finding(("urls", index), problem, fix)
-    for found in key_mistakes(params.get("api_key_env", "")):
-        yield Finding(("api_key_env",), *found)
+    for mistake in key_mistakes(params.get("api_key_env", "")):
+        yield Finding(("api_key_env",), *mistake)
 
 
 def adapter_options(rank: int) -> dict[str, Any]:
@@ -195,16 +195,16 @@ def completions(
     Raises:
         ValueError: the rows do not fit the request.
     """
-    found: list[Completion] = []
+    completions: list[Completion] = []
     for index, (ids, logprobs, reason) in enumerate(rows):
         each = [version] * len(ids) if isinstance(version, int) else version[index]
         mixed = tuple(each) if len({*each}) > 1 else ()
-        one = Completion(tuple(ids), tuple(logprobs), reason, min(each, default=0), mixed)
-        wrong = completion_mistake(one, request, sampling)
+        completion = Completion(tuple(ids), tuple(logprobs), reason, min(each, default=0), mixed)
+        wrong = completion_mistake(completion, request, sampling)
         if wrong or (reason == "length" and len(ids) < request.max_tokens):
             raise ValueError(wrong or f"it was ended by length after {len(ids)} of {request.max_tokens} tokens")
-        found.append(one)
-    found *= request.count if sampling.temperature == 0 else 1
-    if len(found) != request.count:
-        raise ValueError(f"{len(found)} completions instead of {request.count}")
-    return found
+        completions.append(completion)
+    completions *= request.count if sampling.temperature == 0 else 1
+    if len(completions) != request.count:
+        raise ValueError(f"{len(completions)} completions instead of {request.count}")
+    return completions

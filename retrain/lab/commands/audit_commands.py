@@ -83,7 +83,10 @@ def _latex(audits: Sequence[Audit]) -> str:
 
     columns = ("method", *HEADINGS)
     return tables(
-        {_head(one): Table(columns, [[name, *cells(found)] for name, found in one.methods.items()]) for one in audits}
+        {
+            _head(one): Table(columns, [[name, *cells(figures)] for name, figures in one.methods.items()])
+            for one in audits
+        }
     )
 
 

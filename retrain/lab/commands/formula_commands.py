@@ -68,22 +68,24 @@ def credit(  # noqa: PLR0913 - the options of the command
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wanted = modes or ["dca", "grpo_lp", "grpo_std"]
-        found = compare(completions, wanted, transforms or (), overrides or (), sepa_lambda)
-    for text in dict.fromkeys(str(one.message) for one in caught):
+        credits_ = compare(completions, wanted, transforms or (), overrides or (), sepa_lambda)
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
         say(f"warning: {text}", error=True)
     if plot is not None:
         with writing(plot):
-            plot.write_text(page(file.name, completions, found), encoding="utf-8")
+            plot.write_text(page(file.name, completions, credits_), encoding="utf-8")
     if as_json:
-        rows = [{name: value for name, value in asdict(one).items() if name != "place"} for one in completions]
-        say(json.dumps({"completions": rows, "credit": [asdict(one) for one in found]}, indent=2))
+        rows = [
+            {name: value for name, value in asdict(completion).items() if name != "place"} for completion in completions
+        ]
+        say(json.dumps({"completions": rows, "credit": [asdict(credit) for credit in credits_]}, indent=2))
         return
-    _tables(completions, found)
+    _tables(completions, credits_)
     if plot is not None:
         say(f"{plot}: written")
 
 
-def _tables(completions: Sequence[ComparedCompletion], found: Sequence[Credit]) -> None:
+def _tables(completions: Sequence[ComparedCompletion], credits_: Sequence[Credit]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -91,15 +93,20 @@ def _tables(completions: Sequence[ComparedCompletion], found: Sequence[Credit]) 
 
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("group", "reward", "right", "tokens", *(one.name for one in found)):
+    for name in ("group", "reward", "right", "tokens", *(credit.name for credit in credits_)):
         table.add_column(name, justify="right")
-    for row, one in enumerate(completions[:_ROWS]):
-        facts = (one.group, f"{one.reward:g}", "yes" if one.correct else "no", str(one.length))
-        table.add_row(*facts, *(f"{credit.advantages[row]:+.4f}" for credit in found))
+    for row, completion in enumerate(completions[:_ROWS]):
+        facts = (
+            completion.group,
+            f"{completion.reward:g}",
+            "yes" if completion.correct else "no",
+            str(completion.length),
+        )
+        table.add_row(*facts, *(f"{credit.advantages[row]:+.4f}" for credit in credits_))
     summary = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("", *SUMMARY.values()):
         summary.add_column(name, justify="right" if name else "left")
-    for credit in found:
+    for credit in credits_:
         summary.add_row(credit.name, *figures(credit))
     if not console.is_terminal:
         console.width = 200
@@ -108,18 +115,18 @@ def _tables(completions: Sequence[ComparedCompletion], found: Sequence[Credit]) 
         console.print(f"... and {len(completions) - _ROWS} more completions; --json prints all of them")
     console.print()
     console.print(summary)
-    _heat(console, completions, found)
+    _heat(console, completions, credits_)
 
 
-def _heat(console: Console, completions: Sequence[ComparedCompletion], found: Sequence[Credit]) -> None:
+def _heat(console: Console, completions: Sequence[ComparedCompletion], credits_: Sequence[Credit]) -> None:
     """Print the tokens of the first group on a background color that shows their credit; numbers outside a terminal."""
     from rich.text import Text
 
-    for credit in found:
+    for credit in credits_:
         if credit.tokens is None:
             continue
         console.print(f"\n{credit.name}, tokens of group {completions[0].group}")
-        rows = [i for i, one in enumerate(completions) if one.group == completions[0].group]
+        rows = [i for i, completion in enumerate(completions) if completion.group == completions[0].group]
         scale = max((abs(value) for i in rows for value in credit.tokens[i]), default=0.0) or 1.0
         for i in rows:
             line, texts = Text(), completions[i].tokens or ("  ",) * len(credit.tokens[i])

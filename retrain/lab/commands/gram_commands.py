@@ -81,14 +81,18 @@ def extract(  # noqa: PLR0913 - the recipe's keys are its options
         read = grams.HubSplit(hub, split, config, revision) if hub is not None else grams.Files(names)
         reading = grams.SolutionFormat(column, reward_column, min_reward)
         solutions, sources = grams.solutions_in(read.rows(), reading, str(read)), read.names
-    found = extract_grams(solutions, recipe)
-    covered = grams.coverage(found.grams, solutions)
-    written = json.dumps(grams.document(found, recipe, covered, sources), indent=1, ensure_ascii=False)
+    extraction = extract_grams(solutions, recipe)
+    covered = grams.coverage(extraction.grams, solutions)
+    written = json.dumps(grams.document(extraction, recipe, covered, sources), indent=1, ensure_ascii=False)
     grams.write(out, written + "\n")
     if plot is not None:
-        grams.write(plot, grams.plot(found))
+        grams.write(plot, grams.plot(extraction))
     chart = f" and a chart to {plot}" if plot else ""
-    say(written if as_json else f"{grams.report(found, covered)}\nwrote {len(found.grams)} grams to {out}{chart}")
+    say(
+        written
+        if as_json
+        else f"{grams.report(extraction, covered)}\nwrote {len(extraction.grams)} grams to {out}{chart}"
+    )
 
 
 def _names(names: list[str], source: str, dataset_name: str | None) -> tuple[list[Path], str | None]:

@@ -114,11 +114,11 @@ def read_completions(path: str) -> list[ComparedCompletion]:
     Raises:
         DataError: rows are invalid (the message lists all of them), or only some rows have log-probs.
     """
-    found = [one for part in read_records(path, _parse) for one in part]
-    without = [one.place for one in found if one.logprobs is None]
-    if without and len(without) < len(found):
+    completions = [completion for part in read_records(path, _parse) for completion in part]
+    without = [completion.place for completion in completions if completion.logprobs is None]
+    if without and len(without) < len(completions):
         raise DataError(f"{without[0]}: no logprobs, but other rows have them; add them to all rows or to none")
-    return found
+    return completions
 
 
 def compare(
@@ -148,12 +148,12 @@ def compare(
     chains = [(), *(transform_chain(name.split(",") if "," in name else name) for name in transforms)]
     plans = [(mode, chain, _pipeline(parameters, mode, chain)) for mode in modes for chain in chains]
     parameters.refuse_unread()
-    found: list[Credit] = []
+    credits_: list[Credit] = []
     for mode, chain, pipeline in plans:
         pipeline.build({"tokenizer": pieces, "search_paths": ()})
         credited, _ = pipeline.credit(batch)
-        found.append(_credit(" + ".join((mode, *chain)), credited, completions, bool(chain)))
-    return found
+        credits_.append(_credit(" + ".join((mode, *chain)), credited, completions, bool(chain)))
+    return credits_
 
 
 def summarize(advantages: Sequence[float], completions: Sequence[ComparedCompletion]) -> dict[str, float | None]:
@@ -191,11 +191,11 @@ def figures(credit: Credit) -> list[str]:
     return ["-" if value is None else f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
 
 
-def _parse(place: str, read: Any) -> list[ComparedCompletion]:
+def _parse(line: str, read: Any) -> list[ComparedCompletion]:
     row = checked(OBJECT, read)
     lists = isinstance(row.get("rewards", row.get("correct")), list)
     if not lists:
-        return [_completion(place, str(row["group"]) if "group" in row else "", row)]
+        return [_completion(line, str(row["group"]) if "group" in row else "", row)]
     columns = {_LISTS.get(name, name): row[name] for name in row if name in (*_LISTS, "correct")}
     sizes = {name: len(column) if isinstance(column, list) else -1 for name, column in columns.items()}
     if len(set(sizes.values())) > 1:
@@ -203,31 +203,31 @@ def _parse(place: str, read: Any) -> list[ComparedCompletion]:
     count = next(iter(sizes.values()))
     if not count:
         raise BadRow(f"empty: no completion in {', '.join(sizes)}")
-    group = str(row.get("group", place))
+    group = str(row.get("group", line))
     return [
-        _completion(f"{place}[{i}]", group, {name: column[i] for name, column in columns.items()}) for i in range(count)
+        _completion(f"{line}[{i}]", group, {name: column[i] for name, column in columns.items()}) for i in range(count)
     ]
 
 
-def _completion(place: str, group: str, row: Mapping[str, Any]) -> ComparedCompletion:
+def _completion(line: str, group: str, row: Mapping[str, Any]) -> ComparedCompletion:
     has = ", ".join(row) or "none"
     if not group:
         raise BadRow(f'no field "group"; it has {has}')
     if "reward" not in row and "correct" not in row:
         raise BadRow(f'no field "reward" or "correct"; it has {has}')
-    found = checked(_ROW, row)
-    reward = found.get("reward", float(found.get("correct", 0)))
-    turns = found.get("turns", [])
-    logprobs = _sampled(found.get("sampler_logprobs", found.get("logprobs")), turns)
-    tokens = _sampled(found.get("tokens"), turns)
-    if "length" not in found and logprobs is None:
+    columns = checked(_ROW, row)
+    reward = columns.get("reward", float(columns.get("correct", 0)))
+    turns = columns.get("turns", [])
+    logprobs = _sampled(columns.get("sampler_logprobs", columns.get("logprobs")), turns)
+    tokens = _sampled(columns.get("tokens"), turns)
+    if "length" not in columns and logprobs is None:
         raise BadRow(f'no field "length"; it has {has}')
-    length = found.get("length", len(logprobs or ()))
+    length = columns.get("length", len(logprobs or ()))
     for name, values in (("logprobs", logprobs), ("tokens", tokens)):
         if values is not None and len(values) != length:
             raise BadRow(f"{len(values)} {name} for a length of {length}")
     return ComparedCompletion(
-        *(place, group, reward, bool(found.get("correct", reward > 0.5)), length),
+        *(line, group, reward, bool(columns.get("correct", reward > 0.5)), length),
         logprobs=None if logprobs is None else tuple(logprobs),
         tokens=None if tokens is None else tuple(tokens),
     )
@@ -237,7 +237,7 @@ def _sampled(values: list[T] | None, turns: Sequence[_TurnSpan]) -> list[T] | No
     """Select the values of sampled tokens: in an episode of several turns, those inside turns."""
     if values is None or len(turns) < 2:
         return values
-    return [one for turn in turns for one in values[turn["start"] : turn["end"]]]
+    return [value for turn in turns for value in values[turn["start"] : turn["end"]]]
 
 
 class _Pieces(list[str]):
@@ -252,20 +252,25 @@ def _batch(completions: Sequence[ComparedCompletion]) -> tuple[Batch, _Pieces]:
 
     Completions without log-probs become one token wide.
     """
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(one.group for one in completions))}
-    rewards, correct = [one.reward for one in completions], [one.correct for one in completions]
-    logprobs = [(0.0,) if one.logprobs is None else one.logprobs for one in completions]
-    batch = response_batch(logprobs, rewards, correct, [numbers[one.group] for one in completions], torch.float64)
+    numbers = {
+        name: number for number, name in enumerate(dict.fromkeys(completion.group for completion in completions))
+    }
+    rewards = [completion.reward for completion in completions]
+    correct = [completion.correct for completion in completions]
+    logprobs = [(0.0,) if completion.logprobs is None else completion.logprobs for completion in completions]
+    batch = response_batch(
+        logprobs, rewards, correct, [numbers[completion.group] for completion in completions], torch.float64
+    )
     pieces = _Pieces(
-        dict.fromkeys(["a", *(text for one in completions for text in one.tokens or ())])
+        dict.fromkeys(["a", *(text for completion in completions for text in completion.tokens or ())])
     )  # id 0 is padding
     ids = {text: number for number, text in enumerate(pieces)}
     if completions[0].logprobs is not None:
-        tokens = [[ids[text] for text in one.tokens or ()] for one in completions]
+        tokens = [[ids[text] for text in completion.tokens or ()] for completion in completions]
         batch = batch.replace(input_ids=padded(tokens, batch.response_mask, torch.long))
     return batch.replace(
-        lengths=torch.tensor([one.length for one in completions]),
-        max_tokens=max(one.length for one in completions),
+        lengths=torch.tensor([completion.length for completion in completions]),
+        max_tokens=max(completion.length for completion in completions),
         old_logprobs=batch.sampler_logprobs,
     ), pieces
 
@@ -311,9 +316,9 @@ def _within_groups(rows: Sequence[tuple[float, ComparedCompletion]]) -> float | 
     """Correlation of advantage and length, both centered by group; None if either is constant."""
     if not rows:
         return None
-    numbers = {name: number for number, name in enumerate({one.group for _, one in rows})}
-    groups = torch.tensor([numbers[one.group] for _, one in rows])
-    columns = ([advantage for advantage, _ in rows], [float(one.length) for _, one in rows])
+    numbers = {name: number for number, name in enumerate({completion.group for _, completion in rows})}
+    groups = torch.tensor([numbers[completion.group] for _, completion in rows])
+    columns = ([advantage for advantage, _ in rows], [float(completion.length) for _, completion in rows])
     values = (torch.tensor(column, dtype=torch.float64) for column in columns)
     advantages, lengths = (column - group_mean(column, groups) for column in values)
     spread = float(advantages.norm() * lengths.norm())

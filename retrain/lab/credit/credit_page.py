@@ -24,26 +24,26 @@ def page(title: str, completions: Sequence[ComparedCompletion], credits_: Sequen
         completions: the completions.
         credits_: credit of these completions under every mode.
     """
-    groups = len({one.group for one in completions})
-    right = sum(one.correct for one in completions)
+    groups = len({completion.group for completion in completions})
+    right = sum(completion.correct for completion in completions)
     return fill(
         Path(__file__).with_name("credit.html"),
         title=title,
         scope=f"{plural(len(completions), 'completion')} of {plural(groups, 'prompt')}, {right:,} of them correct",
-        summary=Table(["", *SUMMARY.values()], [[one.name, *figures(one)] for one in credits_]),
-        scatters=[(one.name, _scatter(one, completions)) for one in credits_ if one.tokens is None],
-        strips=[_strips(one, completions) for one in credits_ if one.tokens is not None],
+        summary=Table(["", *SUMMARY.values()], [[credit.name, *figures(credit)] for credit in credits_]),
+        scatters=[(credit.name, _scatter(credit, completions)) for credit in credits_ if credit.tokens is None],
+        strips=[_strips(credit, completions) for credit in credits_ if credit.tokens is not None],
     )
 
 
 def _scatter(credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
     low, high = axis_range(credit.advantages, percent=False)
-    lengths = span([float(one.length) for one in completions])
+    lengths = span([float(completion.length) for completion in completions])
     axes = Axes(padded(lengths, 0.05), padded((min(low, 0.0), max(high, 0.0)), 0.05), label="tokens")
     zero = line("zero", axes.place(axes.x[0], 0), axes.place(axes.x[1], 0))
     marks = "".join(
-        _mark(*axes.place(one.length, value), one.correct)
-        for value, one in zip(credit.advantages, completions, strict=True)
+        _mark(*axes.place(completion.length, value), completion.correct)
+        for value, completion in zip(credit.advantages, completions, strict=True)
     )
     return svg(axes.draw() + zero + _lines(axes, credit, completions) + marks)
 
@@ -51,9 +51,9 @@ def _scatter(credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
 def _lines(axes: Axes, credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
     """Draw a line through the correct completions of each prompt, from the shortest to the longest."""
     groups: dict[str, list[Point]] = {}
-    for value, one in zip(credit.advantages, completions, strict=True):
-        if one.correct:
-            groups.setdefault(one.group, []).append((float(one.length), value))
+    for value, completion in zip(credit.advantages, completions, strict=True):
+        if completion.correct:
+            groups.setdefault(completion.group, []).append((float(completion.length), value))
     return "".join(polyline(axes, sorted(points), "raw") for points in groups.values() if len(points) > 1)
 
 
@@ -74,8 +74,14 @@ def _strips(credit: Credit, completions: Sequence[ComparedCompletion]) -> dict[s
         "scale_text": number(round(scale, 3)),
         "more": len(completions) - len(rows),
         "rows": [
-            (f"group {one.group}, {verdict}, {one.length} tokens", verdict, one.tokens, values, planning)
-            for one, values, planning in rows
-            for verdict in ["right" if one.correct else "wrong"]
+            (
+                f"group {completion.group}, {verdict}, {completion.length} tokens",
+                verdict,
+                completion.tokens,
+                values,
+                planning,
+            )
+            for completion, values, planning in rows
+            for verdict in ["right" if completion.correct else "wrong"]
         ],
     }

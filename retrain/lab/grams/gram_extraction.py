@@ -153,7 +153,7 @@ def _candidates(documents: Sequence[Runs], recipe: Recipe) -> tuple[Holders, lis
     """
     floor = 1 if recipe.literal else max(1, ceil(recipe.min_df * len(documents) - 1e-9))
     frequent = _frequent(documents, recipe.n_max, floor)
-    long_enough = {gram: found for gram, found in sorted(frequent.items()) if gram.count(" ") + 1 >= recipe.n_min}
+    long_enough = {gram: count for gram, count in sorted(frequent.items()) if gram.count(" ") + 1 >= recipe.n_min}
     if recipe.literal:
         holders = {gram: frozenset(where) for gram, (_, where) in long_enough.items()}
         return holders, list(holders), {"n-grams": len(holders)}
@@ -180,23 +180,23 @@ def _frequent(documents: Sequence[Runs], n_max: int, floor: int) -> dict[str, tu
     """Return the n-grams of 1 to n_max words in at least `floor` documents: {n-gram: (count, document indices)}."""
     frequent: dict[str, tuple[int, list[int]]] = {}
     for n in range(1, n_max + 1):
-        found: dict[str, tuple[int, list[int]]] = {}
+        counts: dict[str, tuple[int, list[int]]] = {}
         for index, runs in enumerate(documents):
             for gram, times in Counter(_ngrams(runs, n)).items():
                 # An n-gram can only be frequent if both (n-1)-grams in it are, so most need not be counted.
                 if n == 1 or (gram.rpartition(" ")[0] in frequent and gram.partition(" ")[2] in frequent):
-                    count, where = found.setdefault(gram, (0, []))
+                    count, where = counts.setdefault(gram, (0, []))
                     where.append(index)
-                    found[gram] = (count + times, where)
-        frequent |= {gram: one for gram, one in found.items() if len(one[1]) >= floor}
+                    counts[gram] = (count + times, where)
+        frequent |= {gram: count for gram, count in counts.items() if len(count[1]) >= floor}
     return frequent
 
 
 def _without_extensions(grams: Collection[str]) -> list[str]:
     """Remove grams that contain another one, because the other one matches wherever they occur."""
-    known = set(grams)
+    grams_kept = set(grams)
     lengths = range(1, max((gram.count(" ") for gram in grams), default=0) + 1)
-    return [gram for gram in grams if not any(inner in known for n in lengths for inner in _inner(gram, n))]
+    return [gram for gram in grams if not any(inner in grams_kept for n in lengths for inner in _inner(gram, n))]
 
 
 def _inner(gram: str, n: int) -> Iterator[str]:

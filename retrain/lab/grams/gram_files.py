@@ -59,7 +59,7 @@ class Files:
 
     def rows(self) -> Iterator[tuple[str, Any]]:
         """Yield (place, row) of all rows in the order of the files; DataError if a file cannot be read."""
-        return (one for file in self.paths for path in _expand(file) for one in rows_of(path))
+        return (row for file in self.paths for path in _expand(file) for row in rows_of(path))
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def solutions_in(rows: Iterable[tuple[str, Any]], reading: SolutionFormat, name:
         DataError: a row is invalid, or none is a successful solution.
     """
     count, solutions = 0, list[str]()
-    for count, (place, row) in enumerate(rows, start=1):  # noqa: B007 - the last count is in the message
-        if (text := _solution(place, row, reading)) is not None:
+    for count, (line, row) in enumerate(rows, start=1):  # noqa: B007 - the last count is in the message
+        if (text := _solution(line, row, reading)) is not None:
             solutions.append(text)
     if not solutions:
         raise DataError(f"none of {count} rows in {name} is a successful solution")
@@ -117,15 +117,15 @@ def task_solutions(name: str, count: int, seed: int) -> list[str]:
         DataError: too few of the tried problems have such a solution.
     """
     task, exact = find("task", name).bind().build({"seed": seed}), find("reward", "exact").bind()
-    found: list[str] = []
+    solutions: list[str] = []
     for index in range(_MAX_DRAWS * count):
         problem = task.problem(index)
         if problem.solution and exact(problem.solution, problem.answer) == _PASSED:
-            found.append(problem.solution)
-            if len(found) == count:
-                return found
+            solutions.append(problem.solution)
+            if len(solutions) == count:
+                return solutions
     raise DataError(
-        f"task {name}: {len(found)} correct solutions in {_MAX_DRAWS * count} problems instead of {count}; "
+        f"task {name}: {len(solutions)} correct solutions in {_MAX_DRAWS * count} problems instead of {count}; "
         "lower --count, or use files"
     )
 
@@ -144,12 +144,14 @@ def coverage(grams: Sequence[str], solutions: Iterable[str]) -> dict[str, float]
         text = normalize(solution)
         spans = [(start, end) for start, end, _ in pattern.find(text)]
         places = [word.start() for word in re.finditer(r"\S+", text)]
-        inside = sum(any(start <= place < end for start, end in spans) for place in places)
+        inside = sum(any(start <= position < end for start, end in spans) for position in places)
         words, covered, total, holding = words + len(places), covered + inside, total + 1, holding + bool(spans)
     return {"words": covered / max(words, 1), "solutions": holding / max(total, 1)}
 
 
-def document(found: Extraction, recipe: Recipe, covered: dict[str, float], sources: Sequence[str]) -> dict[str, Any]:
+def document(
+    extraction: Extraction, recipe: Recipe, covered: dict[str, float], sources: Sequence[str]
+) -> dict[str, Any]:
     """Return the contents of the file for `[planning] strategic_grams_path`, with their provenance, as JSON values.
 
     Args:
@@ -159,17 +161,17 @@ def document(found: Extraction, recipe: Recipe, covered: dict[str, float], sourc
         sources: names of the sources of solutions.
     """
     return {
-        "strategic_grams": list(found.grams),
+        "strategic_grams": list(extraction.grams),
         "metadata": {
             "made_by": f"retrain {__version__}",
             "sources": list(sources),
-            "solutions": found.solutions,
+            "solutions": extraction.solutions,
             "recipe": asdict(recipe),
-            "counts": found.counts,
+            "counts": extraction.counts,
             "coverage": covered,
-            "document_frequency": {gram: found.frequencies[gram] for gram in found.grams},
-            "clusters": [asdict(cluster) for cluster in found.clusters if cluster.selected],
-            "execution_grams": list(found.execution),
+            "document_frequency": {gram: extraction.frequencies[gram] for gram in extraction.grams},
+            "clusters": [asdict(cluster) for cluster in extraction.clusters if cluster.selected],
+            "execution_grams": list(extraction.execution),
         },
     }
 
@@ -181,21 +183,21 @@ def write(path: Path, text: str) -> None:
         write_text(path, text)
 
 
-def report(found: Extraction, covered: dict[str, float]) -> str:
+def report(extraction: Extraction, covered: dict[str, float]) -> str:
     """Return the coverage report as text."""
-    steps = " -> ".join(f"{count:,} {name}" for name, count in found.counts.items())
-    chosen, kept = [cluster for cluster in found.clusters if cluster.selected], set(found.grams)
+    steps = " -> ".join(f"{count:,} {name}" for name, count in extraction.counts.items())
+    chosen, kept = [cluster for cluster in extraction.clusters if cluster.selected], set(extraction.grams)
     lines = [
-        f"{found.solutions:,} solutions; n-grams: {steps}",
-        f"{len(chosen)} of {len(found.clusters)} clusters; the grams cover {covered['words']:.1%} of the words and "
-        f"occur in {covered['solutions']:.1%} of the solutions",
+        f"{extraction.solutions:,} solutions; n-grams: {steps}",
+        f"{len(chosen)} of {len(extraction.clusters)} clusters; the grams cover {covered['words']:.1%} of the words "
+        f"and occur in {covered['solutions']:.1%} of the solutions",
         "",
         "solutions  cluster",
     ]
     for cluster in chosen:
         inside = kept.intersection(cluster.grams) or {cluster.center}
-        grams = _most_frequent(found, inside)
-        named = ", ".join(f"{gram} ({found.frequencies[gram]:,})" for gram in grams[:5])
+        grams = _most_frequent(extraction, inside)
+        named = ", ".join(f"{gram} ({extraction.frequencies[gram]:,})" for gram in grams[:5])
         lines.append(f"{cluster.frequency:>9,}  {named}{f' and {len(grams) - 5} more' if len(grams) > 5 else ''}")
     return "\n".join(lines)
 
@@ -210,37 +212,42 @@ def _expand(file: Path) -> list[Path]:
     return stored
 
 
-def _solution(place: str, row: Any, reading: SolutionFormat) -> str | None:
+def _solution(line: str, row: Any, reading: SolutionFormat) -> str | None:
     """Return the row's solution, or None if it was not successful."""
     try:
         row = checked(OBJECT, row)
     except BadRow as reason:
-        raise DataError(f"{place}: {reason}") from None
+        raise DataError(f"{line}: {reason}") from None
     column = reading.column or next((name for name in COLUMNS if name in row), COLUMNS[0])
     has = ", ".join(map(str, row))
     if not isinstance(row.get(column), str):
-        raise DataError(f'{place}: no text in column "{column}"; it has {has}; name one with --column')
+        raise DataError(f'{line}: no text in column "{column}"; it has {has}; name one with --column')
     if reading.reward_column not in row:
         if reading.min_reward is None:
             return row[column]
-        raise DataError(f'{place}: no column "{reading.reward_column}"; it has {has}; name one with --reward-column')
+        raise DataError(f'{line}: no column "{reading.reward_column}"; it has {has}; name one with --reward-column')
     reward = row[reading.reward_column]  # None if scoring failed
     least = _PASSED if reading.min_reward is None else reading.min_reward
     return row[column] if isinstance(reward, (int, float)) and reward >= least else None
 
 
-def plot(found: Extraction) -> str:
+def plot(extraction: Extraction) -> str:
     """Return an SVG chart of the document frequency of every cluster and of the most frequent grams."""
-    most, shown = max(cluster.frequency for cluster in found.clusters), _most_frequent(found, found.grams)[:_SHOWN]
+    most = max(cluster.frequency for cluster in extraction.clusters)
+    shown = _most_frequent(extraction, extraction.grams)[:_SHOWN]
     return fill(
         Path(__file__).with_name("grams.svg"),
-        clusters=found.clusters,
+        clusters=extraction.clusters,
         most=most,
         ticks=[(tick, number(tick)) for tick in ticks(0, most)],
-        grams=[(gram, found.frequencies[gram], found.frequencies[gram] / found.solutions) for gram in shown],
-        shown="all of them" if len(shown) == len(found.grams) else f"the {_SHOWN} most frequent of {len(found.grams)}",
+        grams=[
+            (gram, extraction.frequencies[gram], extraction.frequencies[gram] / extraction.solutions) for gram in shown
+        ],
+        shown="all of them"
+        if len(shown) == len(extraction.grams)
+        else f"the {_SHOWN} most frequent of {len(extraction.grams)}",
     )
 
 
-def _most_frequent(found: Extraction, grams: Iterable[str]) -> list[str]:
-    return sorted(grams, key=lambda gram: (-found.frequencies[gram], gram))
+def _most_frequent(extraction: Extraction, grams: Iterable[str]) -> list[str]:
+    return sorted(grams, key=lambda gram: (-extraction.frequencies[gram], gram))

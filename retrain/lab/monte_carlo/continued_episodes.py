@@ -50,8 +50,8 @@ class ContinuedEpisodes:
             rollouts: the episodes; no earlier call had a group of the same number.
             seed: seed of the sampling settings with which they were played.
         """
-        for one in rollouts:
-            self._recorded.setdefault(one.group, ([], seed))[0].append(one)
+        for rollout in rollouts:
+            self._recorded.setdefault(rollout.group, ([], seed))[0].append(rollout)
 
     def __call__(
         self, problems: Mapping[int, RenderedPrompt], prefixes: Sequence[Prefix], count: int, seed: int
@@ -81,8 +81,8 @@ class ContinuedEpisodes:
                 for index in range(part, len(prefixes), parts)
             ]
             played = self._played(sampler, problems, prefixes[part::parts], requests)
-            found = [float("nan") if one.reward is None else one.reward for one in played]
-            rewards[part::parts] = torch.tensor(found).view(-1, count)
+            scores = [float("nan") if rollout.reward is None else rollout.reward for rollout in played]
+            rewards[part::parts] = torch.tensor(scores).view(-1, count)
         return rewards, sampler.tokens
 
     def _played(
@@ -93,8 +93,8 @@ class ContinuedEpisodes:
         requests: Sequence[Request],
     ) -> list[Rollout]:
         """Play and score the continuations of each prefix that its request selects."""
-        context, groups = self._context, sorted({one.group for one in prefixes})
-        recorded = [self._place(one) for one in prefixes]
+        context, groups = self._context, sorted({prefix.group for prefix in prefixes})
+        recorded = [self._place(prefix) for prefix in prefixes]
         sampler.turns = {
             stream: turn
             for request, (episode, last) in zip(requests, recorded, strict=True)
@@ -102,7 +102,7 @@ class ContinuedEpisodes:
         }
         sampling = train_sampling(context.config, context.trained.loaded, self._recorded[groups[0]][1])
         runner = EpisodeRunner(sampler, context.chat, sampling, self._pool)
-        rollouts = runner.roll([problems[one.group] for one in prefixes], requests)
+        rollouts = runner.roll([problems[prefix.group] for prefix in prefixes], requests)
         for number, rollout in enumerate(rollouts):
             episode, last = recorded[number // requests[0].count]
             if rollout.ended not in FAILED and _outcomes(rollout, last) != _outcomes(episode, last):
@@ -116,10 +116,10 @@ class ContinuedEpisodes:
         """Return an episode that begins with a prefix, and the index of the turn in which the prefix ends."""
         size = len(prefix.ids)
         return next(
-            (one, turn)
-            for one in self._recorded[prefix.group][0]
-            if (*one.prompt_ids, *one.completion_ids)[:size] == prefix.ids
-            for turn, (start, end) in enumerate(one.spans)
+            (rollout, turn)
+            for rollout in self._recorded[prefix.group][0]
+            if (*rollout.prompt_ids, *rollout.completion_ids)[:size] == prefix.ids
+            for turn, (start, end) in enumerate(rollout.spans)
             if start <= size < end
         )
 
@@ -187,31 +187,31 @@ class _ReplayingSampler(Sampler):
         Raises:
             UserCodeError: the context of a recorded turn has changed.
         """
-        turns = [self.turns.get(one.stream, _RecordedTurn(one.ids)) for one in requests]
-        for one, turn in zip(requests, turns, strict=True):
-            if one.ids != turn.context:
+        turns = [self.turns.get(request.stream, _RecordedTurn(request.ids)) for request in requests]
+        for request, turn in zip(requests, turns, strict=True):
+            if request.ids != turn.context:
                 raise _different(turn.environment)
         rest = [
-            replace(one, ids=one.ids + turn.ids, max_tokens=one.max_tokens - len(turn.ids))
-            for one, turn in zip(requests, turns, strict=True)
+            replace(request, ids=request.ids + turn.ids, max_tokens=request.max_tokens - len(turn.ids))
+            for request, turn in zip(requests, turns, strict=True)
             if turn.finish_reason is None
         ]
         sampled = iter(self._sampler.sample(rest, replace(sampling, seed=self._seed)) if rest else ())
-        found: list[list[Completion]] = []
-        for one, turn in zip(requests, turns, strict=True):
+        replies: list[list[Completion]] = []
+        for request, turn in zip(requests, turns, strict=True):
             logprobs = (0.0,) * len(turn.ids)
             if turn.finish_reason is not None:
-                found.append([Completion(turn.ids, logprobs, turn.finish_reason)] * one.count)
+                replies.append([Completion(turn.ids, logprobs, turn.finish_reason)] * request.count)
                 continue
             completions = next(sampled)
             self.tokens += sum(len(new.ids) for new in completions)
-            found.append(
+            replies.append(
                 [
                     replace(new, ids=turn.ids + new.ids, logprobs=logprobs + new.logprobs, versions=())
                     for new in completions
                 ]
             )
-        return found
+        return replies
 
 
 def _outcomes(rollout: Rollout, last: int) -> tuple[list[str], list[float]]:

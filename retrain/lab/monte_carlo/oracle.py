@@ -36,8 +36,8 @@ class TokenValues(StatefulComponent):
         self, problems: Any, input_ids: Tensor, response_mask: Tensor, group_ids: Tensor, step: int
     ) -> tuple[Tensor, Metrics]:
         """Return values [N, T] and the metric oracle/tokens, the number of sampled tokens."""
-        found, numbers = prefixes(input_ids, response_mask, group_ids, response_mask)
-        rewards, tokens = self._continue(problems, found, self._count, derive_seed(self._seed, "oracle", step))
+        distinct, numbers = prefixes(input_ids, response_mask, group_ids, response_mask)
+        rewards, tokens = self._continue(problems, distinct, self._count, derive_seed(self._seed, "oracle", step))
         return values_at(response_mask, rewards, numbers), {"oracle/tokens": float(tokens)}
 
 

@@ -25,10 +25,12 @@ def prefixes(
     """
     ids, groups = input_ids.tolist(), group_ids.tolist()
     before: list[list[int]] = (response_mask.cumsum(-1) - response_mask.long()).tolist()
-    known: dict[Prefix, int] = {}
+    indices: dict[Prefix, int] = {}
     places: list[list[int]] = starts.nonzero().tolist()
-    found = [known.setdefault(Prefix(groups[n], tuple(ids[n][:t]), before[n][t]), len(known)) for n, t in places]
-    return list(known), group_ids.new_tensor(found).long()
+    prefixes_at = [
+        indices.setdefault(Prefix(groups[n], tuple(ids[n][:t]), before[n][t]), len(indices)) for n, t in places
+    ]
+    return list(indices), group_ids.new_tensor(prefixes_at).long()
 
 
 def values_at(starts: Tensor, rewards: Tensor, numbers: Tensor) -> Tensor:
@@ -59,12 +61,12 @@ def credit(values: Tensor, starts: Tensor, rewards: Tensor, response_mask: Tenso
     Returns:
         [N, T], 0 outside `response_mask`. Over the segments of a row it sums to the reward minus the prompt's value.
     """
-    behind, found = rewards.to(values.dtype), values.new_zeros(values.shape)
+    behind, returns = rewards.to(values.dtype), values.new_zeros(values.shape)
     for column in reversed(range(values.shape[1])):
-        found[:, column] = behind
+        returns[:, column] = behind
         behind = values[:, column].where(starts[:, column], behind)
     before = rewards.new_zeros(rewards.shape).to(values.dtype)
     for column in range(values.shape[1]):
         before = values[:, column].where(starts[:, column], before)
-        found[:, column] -= before
-    return found.where(response_mask, 0.0)
+        returns[:, column] -= before
+    return returns.where(response_mask, 0.0)

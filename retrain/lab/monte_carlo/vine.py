@@ -32,10 +32,10 @@ class SegmentStarts(StatefulComponent):
 
     def __call__(self, input_ids: Tensor, response_mask: Tensor) -> Tensor:
         """Return [N, T] bool, False outside response_mask."""
-        place = response_mask.cumsum(-1) - 1
+        position = response_mask.cumsum(-1) - 1
         if isinstance(self._every, int):
-            return response_mask & (place % self._every == 0)
-        starts = response_mask & (place == 0)
+            return response_mask & (position % self._every == 0)
+        starts = response_mask & (position == 0)
         for row, (ids, mask) in enumerate(zip(input_ids.cpu(), response_mask.cpu(), strict=True)):
             texts = self._text.pieces(ids[mask].tolist())
             starts[row, mask.nonzero()[:, 0][1:]] = starts.new_tensor(["\n" in text for text in texts[:-1]])
@@ -65,8 +65,8 @@ class SegmentValues(StatefulComponent):
         step: int,
     ) -> tuple[Tensor, Metrics]:
         """Return values [N, T] at the starts of segments, and the metric vine/tokens, the number of sampled tokens."""
-        found, numbers = prefixes(input_ids, response_mask, group_ids, segment_starts)
-        rewards, tokens = self._continue(problems, found, self._count, derive_seed(self._seed, "vine", step))
+        distinct, numbers = prefixes(input_ids, response_mask, group_ids, segment_starts)
+        rewards, tokens = self._continue(problems, distinct, self._count, derive_seed(self._seed, "vine", step))
         return values_at(segment_starts, rewards, numbers), {"vine/tokens": float(tokens)}
 
 

@@ -72,14 +72,14 @@ def _right_steps(problem: Problem, text: str) -> tuple[int, CharSpan | None]:
     The span is None if all steps are right, or if the text that follows is not a step.
     """
     first, *digits = map(int, problem.id.split("+"))
-    value, place = first, 0
+    value, start = first, 0
     for done, digit in enumerate(digits):
-        value, step = (value + digit) % 10, _STEP.match(text, place)
+        value, step = (value + digit) % 10, _STEP.match(text, start)
         if step is None:
             return done, None
         if (int(step[1]), int(step[2])) != (digit, value):
             return done, step.span()
-        place = step.end()
+        start = step.end()
     return len(digits), None
 
 

@@ -66,7 +66,7 @@ class Planning(Drawn):
         plan. `right_plan`: the share of answers with the right plan.
         """
         pairs = answered(problems, answers)
-        rows = [(_right_plan(p.id), found[0] if (found := _PLAN.match(a.text)) else "", a.correct) for p, a in pairs]
+        rows = [(_right_plan(p.id), match[0] if (match := _PLAN.match(a.text)) else "", a.correct) for p, a in pairs]
         right = sum(plan == wanted for wanted, plan, _ in rows) / max(1, len(rows))
         return {"explained": explained([(w, p, float(bool(c))) for w, p, c in rows]), "right_plan": right}
 

@@ -99,8 +99,8 @@ class Critic(StatefulComponent):
         target = values + gae(rows.turn_rewards, values, mask, gamma=self._gamma, lam=self._lam)
         report = self.model.update(rows.replace(value_targets=target), self._objective)
         update = {"loss": report["loss/value"], "grad_norm": report["grad/norm"]} if "grad/norm" in report else {}
-        found = explained(values, target, mask) | update | {"nonfinite": report["update/nonfinite"]}
-        return {f"critic/{name}": value for name, value in found.items()}
+        metrics = explained(values, target, mask) | update | {"nonfinite": report["update/nonfinite"]}
+        return {f"critic/{name}": value for name, value in metrics.items()}
 
     def state_dict(self) -> State:
         return {"model": self.model.state_dict()}
@@ -151,11 +151,11 @@ def explained(values: Tensor, targets: Tensor, mask: Tensor) -> Metrics:
     Args:
         values: V [N, T]; targets: [N, T]; mask: [N, T] bool.
     """
-    found = {
+    metrics = {
         "value_mean": float(F.masked.masked_mean(values, mask)),
         "target_mean": float(F.masked.masked_mean(targets, mask)),
     }
     spread = float(F.masked.masked_variance(targets, mask))
-    if spread > _ROUNDING * (1 + found["target_mean"] ** 2):
-        found["explained_variance"] = 1 - float(F.masked.masked_variance(targets - values, mask)) / spread
-    return found
+    if spread > _ROUNDING * (1 + metrics["target_mean"] ** 2):
+        metrics["explained_variance"] = 1 - float(F.masked.masked_variance(targets - values, mask)) / spread
+    return metrics

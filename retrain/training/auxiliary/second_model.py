@@ -115,21 +115,27 @@ def load_second_model(policy: TorchPolicy, tokenizer: Any, path: str, key: str, 
     return model, loaded.source
 
 
-def check_vocabulary(own: Mapping[str, int], other: Mapping[str, int], name: str) -> None:
+def check_vocabulary(vocabulary: Mapping[str, int], other: Mapping[str, int], name: str) -> None:
     """Compare the vocabularies, {token: id}, of two tokenizers.
 
     Args:
-        own: vocabulary of the policy. other: vocabulary of the other model.
+        vocabulary: that of the policy. other: vocabulary of the other model.
         name: description of the other model, with which the error begins.
     Raises:
         ComponentError: a token has different ids; the message names the one with the lowest id.
     """
-    if own == other:
+    if vocabulary == other:
         return
-    tokens = {token: min(own.get(token, len(own)), other.get(token, len(other))) for token in own.keys() | other.keys()}
-    token = min((one for one in tokens if own.get(one) != other.get(one)), key=lambda one: (tokens[one], one))
+    tokens = {
+        token: min(vocabulary.get(token, len(vocabulary)), other.get(token, len(other)))
+        for token in vocabulary.keys() | other.keys()
+    }
+    token = min(
+        (token for token in tokens if vocabulary.get(token) != other.get(token)),
+        key=lambda token: (tokens[token], token),
+    )
     problem = f"{name} has another tokenizer than the policy: token {token!r} has id "
     raise ComponentError(
-        f"{problem}{other.get(token, 'none')} there and {own.get(token, 'none')} here",
+        f"{problem}{other.get(token, 'none')} there and {vocabulary.get(token, 'none')} here",
         "name a model with the policy's tokenizer",
     )

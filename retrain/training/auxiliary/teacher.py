@@ -37,7 +37,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 def _check_hindsight(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    if missing := [one for one in ("{hint}", "{prompt}") if one not in params["template"]]:
+    if missing := [part for part in ("{hint}", "{prompt}") if part not in params["template"]]:
         yield Finding(("template",), f"lacks {' and '.join(missing)}", "add it where the hint or the prompt belongs")
     if config.rollout.ahead:
         problem = "prompts of batches that are sampled ahead are not stored, so a hint cannot be added to them"
@@ -143,9 +143,9 @@ class TeacherLogprobs(StatefulComponent):
     ) -> tuple[Tensor, Metrics]:
         batch = scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs)
         batch = batch.replace(rewards=rewards, group_ids=group_ids, problems=problems)
-        found, metrics = self._in_hindsight(batch) if self._is_hindsight else (self._score(batch), Metrics())
-        gap = F.masked.masked_mean(found - sampler_logprobs, response_mask)
-        return found, metrics | {"teacher/gap": float(gap)}
+        columns, metrics = self._in_hindsight(batch) if self._is_hindsight else (self._score(batch), Metrics())
+        gap = F.masked.masked_mean(columns - sampler_logprobs, response_mask)
+        return columns, metrics | {"teacher/gap": float(gap)}
 
     def after(self, batch: Batch) -> Metrics:
         """Update the moving average of the policy's weights, if there is one."""
@@ -182,11 +182,11 @@ class TeacherLogprobs(StatefulComponent):
 
     def _in_hindsight(self, batch: Batch) -> tuple[Tensor, Metrics]:
         rows, hinted = self._hints.applied(batch)
-        found, own = batch.sampler_logprobs.clone(), batch.response_mask.any(-1)
+        filled, answered = batch.sampler_logprobs.clone(), batch.response_mask.any(-1)
         if hinted is not None:
             scores = F.returns.pack(self._score(hinted), hinted.response_mask)
-            found[rows] = F.returns.unpack(scores, batch.response_mask[rows])
-        return F.masked.keep(found, batch.response_mask), {"teacher/hints": len(rows) / max(1, int(own.sum()))}
+            filled[rows] = F.returns.unpack(scores, batch.response_mask[rows])
+        return F.masked.keep(filled, batch.response_mask), {"teacher/hints": len(rows) / max(1, int(answered.sum()))}
 
 
 class _Hints(NamedTuple):
@@ -213,21 +213,21 @@ class _Hints(NamedTuple):
         import torch
 
         ids = [self._ids(batch, row) for row in range(len(batch.rewards))]
-        rows = [row for row, found in enumerate(ids) if found]
+        rows = [row for row, row_ids in enumerate(ids) if row_ids]
         index = torch.tensor(rows, dtype=torch.long, device=batch.input_ids.device)
         if not rows:
             return index, None
-        known = [(ids[row], batch.response_mask[row, _first(batch, row) :].tolist()) for row in rows]
-        shape = (len(rows), max(len(tokens) for tokens, _ in known))
+        answers = [(ids[row], batch.response_mask[row, _first(batch, row) :].tolist()) for row in rows]
+        shape = (len(rows), max(len(tokens) for tokens, _ in answers))
         tokens, attention = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
         response = torch.zeros(shape, dtype=torch.bool)
-        for place, (row, mask) in enumerate(known):
-            length = int(batch.attention_mask[rows[place]].sum()) - _first(batch, rows[place])
-            tokens[place, : len(row)] = torch.tensor(row)
-            attention[place, : len(row)] = True
-            response[place, len(row) - length : len(row)] = torch.tensor(mask[:length])
+        for number, (row, mask) in enumerate(answers):
+            length = int(batch.attention_mask[rows[number]].sum()) - _first(batch, rows[number])
+            tokens[number, : len(row)] = torch.tensor(row)
+            attention[number, : len(row)] = True
+            response[number, len(row) - length : len(row)] = torch.tensor(mask[:length])
         device, blank = batch.input_ids.device, torch.zeros(shape)
-        moved = [one.to(device) for one in (tokens, attention, response, blank)]
+        moved = [tensor.to(device) for tensor in (tokens, attention, response, blank)]
         return index, scoring_batch(*moved)
 
     def _ids(self, batch: Batch, row: int) -> list[int]:
@@ -245,8 +245,8 @@ class _Hints(NamedTuple):
             shown = self.chat.of(problem).prompt(self._written(problem.prompt, hint)).ids
         except DataError:  # a template that refuses the message
             return []
-        found = [*shown, *batch.input_ids[row, first:end].tolist()]
-        return found if len(found) <= self.longest else []
+        context = [*shown, *batch.input_ids[row, first:end].tolist()]
+        return context if len(context) <= self.longest else []
 
     def _hint(self, batch: Batch, row: int) -> str:
         others = (batch.group_ids == batch.group_ids[row]) & (batch.rewards >= self.threshold)
@@ -267,7 +267,7 @@ class _Hints(NamedTuple):
         hint = self.chat.quoted(hint)
         if isinstance(prompt, str):
             parts = {"prompt": prompt, "hint": hint}
-            return re.sub(r"\{(prompt|hint)\}", lambda found: parts[found[1]], self.template)
+            return re.sub(r"\{(prompt|hint)\}", lambda match: parts[match[1]], self.template)
         last = {**prompt[-1], "content": self._written(prompt[-1]["content"], hint)}
         return [*prompt[:-1], last]  # pyright: ignore[reportReturnType]
 

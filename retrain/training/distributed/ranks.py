@@ -82,10 +82,10 @@ class Group(Ranks):
     def all_gather(self, value: T) -> list[T]:
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with self._explained_errors():
-            dist.all_gather_object(found, value, group=self._control)
-        return found
+            dist.all_gather_object(values, value, group=self._control)
+        return values
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         import torch.distributed as dist
@@ -96,15 +96,15 @@ class Group(Ranks):
 
     def on_rank0(self, compute: Callable[[], T]) -> T:
         outcome, error = _attempt(compute) if self.rank == 0 else (None, None)
-        found: tuple[Any, _Report] = self.broadcast((outcome, _reported(error)))
-        _raise(error, found[1])
-        return found[0]
+        answer: tuple[Any, _Report] = self.broadcast((outcome, _reported(error)))
+        _raise(error, answer[1])
+        return answer[0]
 
     def on_each_rank(self, compute: Callable[[], T]) -> list[T]:
         outcome, error = _attempt(compute)
-        found: list[tuple[Any, _Report]] = self.all_gather((outcome, _reported(error)))
-        _raise(error, next((failure for _, failure in found if failure), None))
-        return [value for value, _ in found]
+        answers: list[tuple[Any, _Report]] = self.all_gather((outcome, _reported(error)))
+        _raise(error, next((failure for _, failure in answers if failure), None))
+        return [value for value, _ in answers]
 
     @contextmanager
     def during(self, phase: str) -> Generator[None]:
@@ -234,10 +234,10 @@ def _reported(error: Exception | None) -> _Report:
     return type(error).__name__, text, code
 
 
-def _raise(own: Exception | None, failure: _Report) -> None:
+def _raise(error: Exception | None, failure: _Report) -> None:
     """Raise this rank's own error, else the one that another rank reported, if any."""
-    if own is not None:
-        raise own
+    if error is not None:
+        raise error
     if failure is not None:
         raise _error_of(failure)
 

@@ -43,7 +43,7 @@ def like(value: Tensor | CheckpointRows, parameter: Tensor) -> Tensor:
         # FSDP2 gives every rank ceil(rows / ranks) rows, except the last ones.
         mesh = parameter.device_mesh
         share = -(-value.count // mesh.size())
-        first, end = (min(value.count, place * share) for place in (mesh.get_rank(), mesh.get_rank() + 1))
+        first, end = (min(value.count, index * share) for index in (mesh.get_rank(), mesh.get_rank() + 1))
         rows = value.between(first, end).to(parameter.device)
         return DTensor.from_local(
             rows, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()

@@ -32,14 +32,14 @@ class Replicated(Shards):
 
         A gradient that is None on every rank stays None.
         """
-        own = [p for p in parameters if not isinstance(p, DTensor)]
-        if not own:
+        whole = [p for p in parameters if not isinstance(p, DTensor)]
+        if not whole:
             return
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
-        known = gradients[0].new_tensor([p.grad is not None for p in own])
-        summed = self.ranks.all_reduce(torch.cat([*(gradient.flatten() for gradient in gradients), known]))
-        *sums, counts = summed.split([*(p.numel() for p in own), len(own)])
-        for p, gradient, count in zip(own, sums, counts.tolist(), strict=True):
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in whole]
+        has_gradient = gradients[0].new_tensor([p.grad is not None for p in whole])
+        summed = self.ranks.all_reduce(torch.cat([*(gradient.flatten() for gradient in gradients), has_gradient]))
+        *sums, counts = summed.split([*(p.numel() for p in whole), len(whole)])
+        for p, gradient, count in zip(whole, sums, counts.tolist(), strict=True):
             p.grad = gradient.view_as(p) if count else None
 
 
@@ -117,8 +117,8 @@ class Sharded(Replicated):
             ) from error
 
     def copied(self, model: Any) -> tuple[Any, ParameterReader | None]:
-        own = dict(self._model.named_parameters())
-        return copy.deepcopy(self._blank), lambda name: full(own[name].detach())
+        parameters = dict(self._model.named_parameters())
+        return copy.deepcopy(self._blank), lambda name: full(parameters[name].detach())
 
     def full(self, tensor: Tensor) -> Tensor:
         return full(tensor)
@@ -157,11 +157,11 @@ def _gathered(tensors: Mapping[str, Tensor]) -> LazyWeights:
         value = tensors[name]
         if not isinstance(value, DTensor):
             return value.detach()
-        found = gathered.get(id(value))
-        if found is None:
+        tensor = gathered.get(id(value))
+        if tensor is None:
             with torch.inference_mode(False):  # engines read weights in inference mode, in which DTensor fails
-                found = gathered[id(value)] = full(value.detach())
-        return found
+                tensor = gathered[id(value)] = full(value.detach())
+        return tensor
 
     mesh = next(value.device_mesh for value in tensors.values() if isinstance(value, DTensor))
     return LazyWeights(tensors, read, rank=mesh.get_rank())

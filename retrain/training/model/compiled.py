@@ -42,9 +42,9 @@ def compile_layers(model: Any, trial: Callable[[Tensor, Tensor, Tensor], Tensor]
     ids = (7 * column + row * scored) % config.vocab_size
 
     def hidden() -> Tensor:
-        found = trial(ids, mask, mask & scored)
+        columns = trial(ids, mask, mask & scored)
         model.zero_grad()
-        return found
+        return columns
 
     expected = hidden()
     for layer in layers:

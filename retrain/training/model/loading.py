@@ -88,10 +88,12 @@ class Loaded:
         config: Any = self.model.config.get_text_config()
         rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
         lengths = [math.inf]
-        for one in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
-            if one.get("rope_type") in ("dynamic", "longrope"):
-                own = getattr(config, "original_max_position_embeddings", None)
-                lengths.append(one.get("original_max_position_embeddings") or own or config.max_position_embeddings)
+        for settings in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+            if settings.get("rope_type") in ("dynamic", "longrope"):
+                original = getattr(config, "original_max_position_embeddings", None)
+                lengths.append(
+                    settings.get("original_max_position_embeddings") or original or config.max_position_embeddings
+                )
         return min(lengths)
 
     def sampling(self, seed: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:
@@ -164,7 +166,7 @@ def load_model(
 
 def _random(problems: Iterable[Problem], dtype: str) -> Loaded:
     path = RANDOM_MODEL
-    rows = [(plain_text(one.prompt), *one.replies, one.solution or one.answer) for one in problems]
+    rows = [(plain_text(problem.prompt), *problem.replies, problem.solution or problem.answer) for problem in problems]
     texts = [text for row in rows for text in row]
     if not texts:
         raise ComponentError(f"{path} builds its tokenizer from the task's texts and got none", "add a [task]")
@@ -214,11 +216,11 @@ def _ready(model: PreTrainedModel, tokenizer: Any, name: str) -> Loaded:
 def find_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return all end-of-sequence ids of tokenizer, config and generation_config, sorted."""
     sources: list[Any] = [tokenizer, model.config, getattr(model, "generation_config", None)]
-    found: set[int] = set()
+    ids_found: set[int] = set()
     for source in sources:
         ids: Any = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-    return tuple(sorted(found))
+        ids_found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+    return tuple(sorted(ids_found))
 
 
 def save_model(
@@ -288,7 +290,7 @@ def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         read = ((name, weights[name]) for name in weights.untied)
         return {name: value.detach().to("cpu").contiguous() for name, value in read if weights.rank == 0}
     weights = dict(weights)  # keep merged matrices alive: two freed ones could have one address
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for name, value in weights.items():
-        found.setdefault(value.data_ptr(), name)
-    return {name: weights[name].detach().contiguous() for name in found.values()}
+        names.setdefault(value.data_ptr(), name)
+    return {name: weights[name].detach().contiguous() for name in names.values()}

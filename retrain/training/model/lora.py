@@ -185,12 +185,14 @@ def _on_cpu(model: Any) -> Generator[None]:
     Each weight is a single 0 that is expanded to the weight's shape, so it takes no memory.
     """
     every = [(module._parameters, name) for module in model.modules() for name in module._parameters]
-    empty = [(found, name, found[name]) for found, name in every if found[name] is not None and found[name].is_meta]
-    for found, name, p in empty:
-        found[name] = nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), False)
+    empty = [
+        (tensors, name, tensors[name]) for tensors, name in every if tensors[name] is not None and tensors[name].is_meta
+    ]
+    for tensors, name, p in empty:
+        tensors[name] = nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), False)
     yield
-    for found, name, p in empty:
-        found[name] = p.requires_grad_(False)
+    for tensors, name, p in empty:
+        tensors[name] = p.requires_grad_(False)
 
 
 @contextmanager
@@ -281,8 +283,8 @@ def training(model: Any, adapter: str, ranks: Ranks) -> Generator[None]:
 
     Every rank drops other units, because its rows differ. The generators of all ranks stay equal.
     """
-    named = (one for name, one in model.named_modules() if name.endswith(f"lora_dropout.{adapter}"))
-    dropouts = [one for one in named if isinstance(one, nn.Dropout)]  # with probability 0 it is an Identity
+    named = (module for name, module in model.named_modules() if name.endswith(f"lora_dropout.{adapter}"))
+    dropouts = [module for module in named if isinstance(module, nn.Dropout)]  # with probability 0 it is an Identity
     for module in dropouts:
         module.train()
     try:

@@ -41,15 +41,15 @@ def read(
 ) -> tuple[Any, Any, ParameterReader | None]:
     """Return model and tokenizer, and a reader of the model's values if it is empty; see `load_model`."""
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    place = _checked(path)
+    location = _checked(path)
     try:
         if not trust_remote_code:
-            _refuse_kernels(path, PreTrainedConfig.get_config_dict(place, revision=revision)[0])
-        tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
-        if empty and (found := _empty(place, dtype, options)) is not None:
-            return found[0], tokenizer, found[1]
+            _refuse_kernels(path, PreTrainedConfig.get_config_dict(location, revision=revision)[0])
+        tokenizer: Any = AutoTokenizer.from_pretrained(location, **options)
+        if empty and (read_model := _empty(location, dtype, options)) is not None:
+            return read_model[0], tokenizer, read_model[1]
         loading: Any = AutoModelForCausalLM.from_pretrained
-        model, report = loading(place, dtype=getattr(torch, dtype), output_loading_info=True, **options)
+        model, report = loading(location, dtype=getattr(torch, dtype), output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise _explained(path, error) from error
     except Exception as error:  # safetensors has its own class for truncated or altered files
@@ -74,7 +74,7 @@ def _store_tie(model: PreTrainedModel) -> None:
     head: Any = model.get_output_embeddings()
     if embedding is not None and head is not None:
         tied = head.weight is embedding.weight
-        for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
+        for config in {id(config): config for config in (model.config, model.config.get_text_config())}.values():
             config.tie_word_embeddings = tied
 
 
@@ -85,8 +85,8 @@ def stored_weights(path: str, held: torch.dtype, **options: Any) -> Mapping[str,
         held: dtype of the weights in memory.
         options: see `load_model`.
     """
-    place = model_location(path)
-    config: Any = AutoConfig.from_pretrained(place, **options)
+    location = model_location(path)
+    config: Any = AutoConfig.from_pretrained(location, **options)
     if held in (torch.float32, config.dtype):
         return None
     return read(path, **options)[0].state_dict()
@@ -143,10 +143,10 @@ def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Paramet
         with safe_open(files[name], "pt") as opened:
             return opened.get_tensor(name)
 
-    own = {name: p for name, p in made.named_parameters()}
+    parameters = {name: p for name, p in made.named_parameters()}
     # A file may hold a tied parameter under both names, with different values: `load_model` compares them.
-    twice = any(name in shapes and name not in own for name, _ in made.named_parameters(remove_duplicate=False))
-    fits = not twice and all(shapes.get(name) == tuple(p.shape) for name, p in own.items())
+    twice = any(name in shapes and name not in parameters for name, _ in made.named_parameters(remove_duplicate=False))
+    fits = not twice and all(shapes.get(name) == tuple(p.shape) for name, p in parameters.items())
     return (made, source) if fits else None
 
 

@@ -35,10 +35,10 @@ def quantize(loaded: Loaded, device: torch.device) -> Loaded:
     """
     model: Any = loaded.model
     source, names, head = loaded.source, parameter_names(model), model.get_output_embeddings()
-    found = [name for name, one in model.named_modules() if type(one) is nn.Linear and one is not head]
-    if not found:
+    linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
+    if not linear:
         raise ComponentError(f"[model] quantization: {loaded.name} has no linear layers", "remove quantization")
-    for name in found:
+    for name in linear:
         if source is not None:
             fill(model.get_submodule(name), lambda p: source(names[id(p)]))
         model.set_submodule(name, FourBits(model.get_submodule(name), device))
