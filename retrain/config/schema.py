@@ -296,8 +296,6 @@ class Logging(Section):
     conditions reads."""
     trackers: Annotated[tuple[str, ...], Array] = ()
     """Trackers that receive metrics in addition to metrics.jsonl: registered names or dotted paths."""
-    metric_names: dict[str, str] = {}
-    """Other names for metrics in trackers: { "loss/sft" = "expert/sft_loss" }. Names in metrics.jsonl do not change."""
     completions: Natural = 0
     """Completions sent to trackers from each step whose rollouts are stored; 0: none."""
     findings: bool = True

@@ -78,7 +78,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
         continue_from.begin(config, model, context.sampler, context.pool)
     context.row_sources = _row_sources(loaded, resources, observe)
     bound = () if ranks.rank else components.all("tracker")
-    context.trackers = _trackers(bound, resources, observe, config.logging.metric_names)
+    context.trackers = _trackers(bound, resources, observe)
     context.sets = {
         name: _measured(context, config_of_set, loaded, tasks[name]) for name, config_of_set in loaded.sets.items()
     }
@@ -207,16 +207,14 @@ def _row_sources(loaded: LoadedConfig, resources: Mapping[str, Any], observe: Ob
     }
 
 
-def _trackers(
-    bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer, names: Mapping[str, str]
-) -> list[SafeTracker]:
+def _trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer) -> list[SafeTracker]:
     """Build the trackers. If one cannot be built, warn and train without it."""
     built: list[SafeTracker] = []
     for tracker in bound:
         from retrain.tracking.tracker_guard import SafeTracker
 
         try:
-            built.append(SafeTracker(tracker.name, tracker.build(resources), observe, names=names))
+            built.append(SafeTracker(tracker.name, tracker.build(resources), observe))
         except RetrainError:
             raise
         except Exception as error:  # a tracking library may raise anything; it must not end the run

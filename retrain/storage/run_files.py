@@ -33,6 +33,7 @@ _FORMER_KEYS: dict[str, tuple[str, ...]] = {
     "rollout": ("top_p", "top_k", "drain_timeout_s"),
     "checkpoint": ("on_save_error",),
     "eval": ("store",),
+    "logging": ("metric_names",),
     "reward_pool": ("sandbox", "readable"),
 }
 """Section -> keys of earlier versions that did not affect the weights."""

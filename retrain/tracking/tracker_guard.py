@@ -27,19 +27,13 @@ class SafeTracker(Tracker):
         tracker: the tracker.
         observe: called with the location of the tracker's page ("tracker") and with the warning ("message").
         patience_s: maximum number of seconds that `close` waits.
-        names: name of a metric -> its name in this tracker.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tracker: Tracker,
-        observe: Observer,
-        patience_s: float = 30.0,
-        names: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name, self._names = name, names or {}
-        self._tracker, self._observe, self._patience = tracker, observe, patience_s
+    def __init__(self, name: str, tracker: Tracker, observe: Observer, patience_s: float = 30.0) -> None:
+        self.name = name
+        self._tracker = tracker
+        self._observe = observe
+        self._patience = patience_s
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._disabled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
@@ -47,16 +41,13 @@ class SafeTracker(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Queue the metrics of a step."""
-        copied = self._renamed(metrics)
+        copied = dict(metrics)
         self._put(lambda: self._tracker.log(step, copied))
 
     def resumed(self, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         """Queue the rows of the steps before a resume."""
-        copied = [(step, self._renamed(metrics)) for step, metrics in rows]
+        copied = [(step, dict(metrics)) for step, metrics in rows]
         self._put(lambda: self._tracker.resumed(copied))
-
-    def _renamed(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        return {self._names.get(name, name): value for name, value in metrics.items()}
 
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Queue the completions of a step."""

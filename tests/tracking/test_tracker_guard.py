@@ -47,14 +47,6 @@ def test_rows_arrive_in_order_and_unshared():
     assert ear.events == []
 
 
-def test_a_tracker_gets_other_names_of_metrics_if_asked_for():
-    memory = Memory()
-    guard = SafeTracker("memory", memory, Ear(), names={"loss/sft": "expert/sft_loss"})
-    guard.log(3, {"loss/sft": 0.5, "reward/mean": 1.0})
-    guard.close()
-    assert memory.rows == [(3, {"expert/sft_loss": 0.5, "reward/mean": 1.0})]
-
-
 def test_where_a_tracker_shows_its_rows_is_told_once():
     class Shown(Memory):
         def log(self, step, metrics):
