@@ -57,11 +57,7 @@ class BoxedMath:
     """
 
     def __init__(
-        self,
-        *,
-        equivalence: Literal["symbolic", "simple"] = "symbolic",
-        require_box: bool = True,
-        value: bool = True,
+        self, *, equivalence: Literal["symbolic", "simple"] = "symbolic", require_box: bool = True, value: bool = True
     ) -> None:
         self.require_box, self._value = require_box, value
         self._equal = simple_equal

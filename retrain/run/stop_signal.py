@@ -42,11 +42,7 @@ class Stop(SignalHandler):
     numbers = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(
-        self,
-        again: str = "--resume auto starts again",
-        observe: Observer = lambda *_: None,
-        *,
-        held: bool = False,
+        self, again: str = "--resume auto starts again", observe: Observer = lambda *_: None, *, held: bool = False
     ) -> None:
         self.requested = ""
         self.deferred = False

@@ -117,10 +117,7 @@ def sapo(
     tau = torch.full_like(advantages, tau_neg).masked_fill(advantages > 0, tau_pos)
     gate = torch.sigmoid(tau * (log_ratio.exp() - 1))
     openness = (4 * gate * (1 - gate)).detach()
-    return -4 / tau * gate * advantages, {
-        "policy/gate": openness,
-        "policy/approx_kl": -log_ratio.detach(),
-    }
+    return -4 / tau * gate * advantages, {"policy/gate": openness, "policy/approx_kl": -log_ratio.detach()}
 
 
 @loss("gmpo", vanishes=True)
@@ -156,7 +153,4 @@ def gmpo(
     weight = F.masked.row_mean(bounded.detach(), response_mask).exp()
     value = -advantages * weight * (bounded - bounded.detach()).exp()
     clipped = (bounded != log_ratio) & (advantages != 0)
-    return value, {
-        "policy/clip_fraction": clipped.to(value.dtype),
-        "policy/approx_kl": -log_ratio.detach(),
-    }
+    return value, {"policy/clip_fraction": clipped.to(value.dtype), "policy/approx_kl": -log_ratio.detach()}

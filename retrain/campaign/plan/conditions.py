@@ -110,14 +110,7 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
             suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
             against = entry.against and entry.against + suffix
             expanded.append(
-                Condition(
-                    name + suffix,
-                    _flat([*edits, *point]),
-                    document,
-                    at,
-                    against,
-                    seed_offset=entry.seed_offset,
-                )
+                Condition(name + suffix, _flat([*edits, *point]), document, at, against, seed_offset=entry.seed_offset)
             )
     return expanded
 

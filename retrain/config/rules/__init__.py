@@ -16,20 +16,9 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "model": (sections.model_path, sections.rounding, sections.positions, sections.quantization, sections.extras),
     "logging": (sections.run_folder,),
     "task": (environments.mixture,),
-    "environment": (
-        environments.unread_settings,
-        environments.fields,
-        environments.workers,
-        environments.interpreter,
-    ),
-    "rewards": (
-        credit.answers,
-        credit.compared_rewards,
-    ),
-    "rollout": (
-        credit.overlap,
-        credit.continuous,
-    ),
+    "environment": (environments.unread_settings, environments.fields, environments.workers, environments.interpreter),
+    "rewards": (credit.answers, credit.compared_rewards),
+    "rollout": (credit.overlap, credit.continuous),
     "algorithm": (
         sections.replaced,
         credit.contexts,

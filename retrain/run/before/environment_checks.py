@@ -81,11 +81,4 @@ def launch(config: Config, resolved: Resolved) -> Launch:
         declared = None if environment_here is None else registry.environment.traits_of(environment_here.component)
         traits = {"replay": declared.replay, "rewards": declared.rewards} if declared else {}
         hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)
-    return Launch(
-        hellos,
-        pool.memory_mb,
-        pool.env,
-        environment.python,
-        environment.workers > 0,
-        environment.threads,
-    )
+    return Launch(hellos, pool.memory_mb, pool.env, environment.python, environment.workers > 0, environment.threads)

@@ -33,11 +33,7 @@ _KERNELS = (
 
 
 def read(
-    path: str,
-    revision: str | None = None,
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-    empty: bool = False,
+    path: str, revision: str | None = None, dtype: str = "float32", trust_remote_code: bool = False, empty: bool = False
 ) -> tuple[Any, Any, ParameterReader | None]:
     """Return model and tokenizer, and a reader of the model's values if it is empty; see `load_model`."""
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
