@@ -361,19 +361,17 @@ def _problem(row: Any, line: str, reading: RowFormat) -> Problem:
     names["prompt"] = "messages" if _is_chat(row, reading) else reading.prompt_field
     full = _add_columns(cast("dict[str, Any]", row), names, reading) if isinstance(row, dict) else row
     try:
-        fields_of_row = records.checked(_schema(**names), full)
+        read = records.checked(_schema(**names), full)
     except records.BadRow as reason:
         if str(reason).startswith(f'no field "{reading.answer_field}"'):
             hint = 'set answer_field to another column, or to "" if rewards need no answer'
             raise records.BadRow(f"{reason} ({hint})") from None
         raise
-    id_ = line if fields_of_row.id is None else str(fields_of_row.id)
+    id_ = line if read.id is None else str(read.id)
     columns = {name: value for name, value in row.items() if name != names["prompt"]}
-    prompt = reading.with_system_prompt(fields_of_row.prompt)
+    prompt = reading.with_system_prompt(read.prompt)
     template = _template_variables(row)
-    return Problem(
-        id_, prompt, fields_of_row.answer, fields_of_row.solution, extra=columns, place=line, template=template
-    )
+    return Problem(id_, prompt, read.answer, read.solution, extra=columns, place=line, template=template)
 
 
 def _template_variables(row: Mapping[str, Any]) -> dict[str, Any]:

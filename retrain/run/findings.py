@@ -226,15 +226,9 @@ def reward_without_accuracy(run: Evidence) -> str:
     points, low, high = change(run.evals)
     if low > 0 or (fmean(halves[1]) - fmean(halves[0]) - error) / most <= max(high, 0.0):
         return ""
-    gaps = [
-        (abs(rollout.reward / most - bool(rollout.correct)), rollout)
-        for rollout in run.rollouts
-        if rollout.reward is not None
-    ]
+    gaps = [(abs(r.reward / most - bool(r.correct)), r) for r in run.rollouts if r.reward is not None]
     odd = [rollout for gap, rollout in sorted(gaps, key=lambda pair: -pair[0])[:2] if gap > 0.5]
-    quoted = " and ".join(
-        f"{' '.join(rollout.text.split())[:_TEXT]!r} (reward {rollout.reward:.3g})" for rollout in odd
-    )
+    quoted = " and ".join(f"{' '.join(r.text.split())[:_TEXT]!r} (reward {r.reward:.3g})" for r in odd)
     return (
         f"the training reward rose from {fmean(halves[0]):.3g} to {fmean(halves[1]):.3g}, and held-out accuracy "
         f"changed by {100 * points:+.1f} points: read samples{quoted and f', such as {quoted}'}"

@@ -56,9 +56,7 @@ class Layout:
                 response[row, start:end] = True
             logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one per token after the prompt
         turn_ids, turn_rewards = _turns(rollouts, shape)
-        greedy = [math.nan if rollout.greedy is None else rollout.greedy for rollout in rollouts] + [math.nan] * len(
-            experts
-        )
+        greedy = [math.nan if r.greedy is None else r.greedy for r in rollouts] + [math.nan] * len(experts)
         first = max((rollout.group for rollout in rollouts), default=-1) + 1
         lengths = [*(r.length for r in rollouts), *(sum(end - start for start, end in row.spans) for row in experts)]
         groups = [*(r.group for r in rollouts), *range(first, first + len(experts))]

@@ -149,16 +149,11 @@ class Analysis:
     @property
     def shown(self) -> list[Comparison]:
         """Comparisons without those of the baseline that are in the ladder as well."""
-        ladder = {
-            (comparison.outcome, comparison.condition, comparison.against)
-            for comparison in self.comparisons
-            if comparison.family == "ladder"
-        }
+        ladder = {(test.outcome, test.condition, test.against) for test in self.comparisons if test.family == "ladder"}
         return [
-            comparison
-            for comparison in self.comparisons
-            if comparison.family != "baseline"
-            or (comparison.outcome, comparison.condition, comparison.against) not in ladder
+            test
+            for test in self.comparisons
+            if test.family != "baseline" or (test.outcome, test.condition, test.against) not in ladder
         ]
 
     def of(self, outcome: Outcome) -> list[Comparison]:

@@ -255,10 +255,7 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
     titled: list[tuple[str, Table]] = []
     for outcome in analysis.outcomes:
         tables = [table for table in analysis.tables if table.outcome == outcome]
-        means = [
-            {condition: estimate(average(table, condition), ".3f") for condition in table.conditions}
-            for table in tables
-        ]
+        means = [{label: estimate(average(table, label), ".3f") for label in table.conditions} for table in tables]
         rows = [{"task": table.task} | row for table, row in zip(tables, means, strict=True)]
         titled.append((f"{outcome.label} by task", Table.of(rows)))
     return titled
@@ -266,16 +263,12 @@ def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
 
 def _summary(analysis: Analysis, condition: str) -> dict[str, str]:
     first, done = analysis.first, [cell for cell in analysis.first.runs if cell.done]
-    done_runs, planned = len(first.done(condition)), len(first.of(condition))
+    count, planned = len(first.done(condition)), len(first.of(condition))
     summary = {table.outcome.metric: estimate(average(table, condition), ".3f") for table in analysis.tables}
     for name, measure, form in (("area under curve", area, ".3f"), ("tokens per answer", length, ".1f")):
         if any(measure(cell) is not None for cell in done):
             summary[name] = estimate(average(first, condition, measure), form)
-    return {
-        "condition": condition,
-        "runs": str(done_runs) if done_runs == planned else f"{done_runs} of {planned}",
-        **summary,
-    }
+    return {"condition": condition, "runs": str(count) if count == planned else f"{count} of {planned}", **summary}
 
 
 def spent(table: Results, condition: str) -> dict[str, str]:

@@ -127,12 +127,8 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
                 problem = "exists and is not a campaign: it has no plan.json"
                 raise ConfigError.at(path, "campaign directory", problem, "choose another [campaign] name")
             if fresh:
-                for part in (
-                    "cells",
-                    "leases",
-                    REPORT,
-                    PLAN,
-                ):  # the plan last: if interrupted, this is still a campaign
+                # The plan last: if interrupted, this is still a campaign.
+                for part in ("cells", "leases", REPORT, PLAN):
                     remove(path / part)
             _write(path, loaded)
     return CampaignDirectory(path)

@@ -90,11 +90,7 @@ class PrefixCache:
             requests: requests of the call.
             completions: completions of each request.
         """
-        rows = [
-            (*r.ids, *completion.ids[:-1])
-            for r, group in zip(requests, completions, strict=True)
-            for completion in group
-        ]
+        rows = [(*r.ids, *reply.ids[:-1]) for r, group in zip(requests, completions, strict=True) for reply in group]
         for part in parts:
             self._spent += sum(tensor.nbytes for tensor in (*part.keys, *part.values))
             if self._spent <= self._budget:

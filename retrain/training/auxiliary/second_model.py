@@ -115,27 +115,26 @@ def load_second_model(policy: TorchPolicy, tokenizer: Any, path: str, key: str, 
     return model, loaded.source
 
 
-def check_vocabulary(vocabulary: Mapping[str, int], other: Mapping[str, int], name: str) -> None:
+def check_vocabulary(ours: Mapping[str, int], other: Mapping[str, int], name: str) -> None:
     """Compare the vocabularies, {token: id}, of two tokenizers.
 
     Args:
-        vocabulary: that of the policy. other: vocabulary of the other model.
+        ours: vocabulary of the policy. other: vocabulary of the other model.
         name: description of the other model, with which the error begins.
     Raises:
         ComponentError: a token has different ids; the message names the one with the lowest id.
     """
-    if vocabulary == other:
+    if ours == other:
         return
     tokens = {
-        token: min(vocabulary.get(token, len(vocabulary)), other.get(token, len(other)))
-        for token in vocabulary.keys() | other.keys()
+        token: min(ours.get(token, len(ours)), other.get(token, len(other))) for token in ours.keys() | other.keys()
     }
     token = min(
-        (token for token in tokens if vocabulary.get(token) != other.get(token)),
+        (token for token in tokens if ours.get(token) != other.get(token)),
         key=lambda token: (tokens[token], token),
     )
     problem = f"{name} has another tokenizer than the policy: token {token!r} has id "
     raise ComponentError(
-        f"{problem}{other.get(token, 'none')} there and {vocabulary.get(token, 'none')} here",
+        f"{problem}{other.get(token, 'none')} there and {ours.get(token, 'none')} here",
         "name a model with the policy's tokenizer",
     )

@@ -288,12 +288,8 @@ class ValueForward(Forward):
     def _columns(self, batch: Batch, squares: bool) -> dict[str, Tensor]:
         with self._autocast():
             hidden = self._hidden(batch)
-        head_logits = self.head(hidden.float())[:, 0]
-        return {
-            "predicted_values": head_logits.new_zeros(batch.input_ids.shape).masked_scatter(
-                batch.response_mask, head_logits
-            )
-        }
+        values = self.head(hidden.float())[:, 0]
+        return {"predicted_values": values.new_zeros(batch.input_ids.shape).masked_scatter(batch.response_mask, values)}
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
