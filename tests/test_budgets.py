@@ -12,7 +12,7 @@ PACKAGE, MODULE, FUNCTION = 16, 450, 70
 """Modules of a package; code lines of a module; code lines of a function."""
 CORE_LINES = 31_124
 """Code lines of the package without lab/ and adapters/. Lower the number to what is reached; never raise it."""
-DOCS_WORDS = 55_532
+DOCS_WORDS = 52_347
 """Words of docs/*.md, as `wc -w` counts them. Lower the number to what is reached; never raise it."""
 VAGUE = {"one", "found", "own", "place", "known"}
 """Names that say nothing about what they hold."""
