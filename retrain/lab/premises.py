@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retrain import registry
-from retrain.campaign.plan.load_campaign import LoadedCampaign
-from retrain.campaign.verdict.results import Results
-from retrain.campaign.verdict.run_facts import AddedFacts
 from retrain.config.load import LoadedConfig
 from retrain.report.page import Table
 from retrain.storage.run_files import read_rows
@@ -50,7 +47,7 @@ _TRAINING, _HELDOUT = 256, 64
 """Numbers of training problems and held-out problems that are part of a definition."""
 
 
-def planned(loaded: LoadedCampaign) -> dict[str, dict[str, Any]]:
+def planned(loaded: Any) -> dict[str, dict[str, Any]]:
     """Return for each task of a campaign what plan.json records of its premise.
 
     Returns:
@@ -69,7 +66,7 @@ def planned(loaded: LoadedCampaign) -> dict[str, dict[str, Any]]:
     }
 
 
-def reported(premises: Mapping[str, Any], tables: Sequence[Results]) -> AddedFacts:
+def reported(premises: Mapping[str, Any], tables: Sequence[Any]) -> dict[str, Any]:
     """Check the premises of a campaign's tasks in the first evaluation of one run per warm start.
 
     One run suffices, because before training all runs of a warm start have the same weights.
@@ -95,10 +92,11 @@ def reported(premises: Mapping[str, Any], tables: Sequence[Results]) -> AddedFac
         rows.append(row)
     hashes = {task: str(premises.get(task, {}).get("sha256", "")) for task in tasks}
     table = Table.of(rows if any(task in premises for task in tasks) else [])
-    return AddedFacts("Premises, measured before training", table, remarks, version(hashes))
+    title = "Premises, measured before training"
+    return {"title": title, "table": table, "remarks": remarks, "scope": version(hashes)}
 
 
-def _checks(results: Results, bounds: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _checks(results: Any, bounds: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return for each warm start and metric its value with the bounds, and "holds" or why it does not."""
     checks: list[tuple[str, str]] = []
     for start in sorted({cell.start for cell in results.runs}):

@@ -192,7 +192,7 @@ def jobs(loaded: LoadedCampaign) -> list[Job]:
 def extensions() -> dict[str, Any]:
     """Return the modules of the entry point group `retrain.campaign`, which add facts to plans and reports, by name.
 
-    `planned(campaign)` returns JSON data for plan.json, and `reported(data, tables)` the `AddedFacts` of the report.
+    `planned(campaign)` returns JSON data for plan.json, and `reported(data, tables)` the fields of `AddedFacts`.
     """
     return {point.name: point.load() for point in entry_points(group="retrain.campaign")}
 

@@ -162,4 +162,4 @@ class AddedFacts(NamedTuple):
 def added_facts(directory: Path, tables: Sequence[Results]) -> list[AddedFacts]:
     """Return what the extensions add to the report of a campaign."""
     planned = read_plan(directory).model_extra or {}
-    return [module.reported(planned.get(name, {}), tables) for name, module in extensions().items()]
+    return [AddedFacts(**module.reported(planned.get(name, {}), tables)) for name, module in extensions().items()]
