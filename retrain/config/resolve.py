@@ -220,12 +220,10 @@ class Resolved:
 
     def method(self) -> str:
         """Name advantage, transforms and the loss terms with a weight, as `grpo, gtpo > sepa, loss ppo_clip`."""
-        algorithm = self.optional("algorithm")
-        credit = [algorithm.name] if algorithm else [self.one("advantage").name]
-        if self.all("transform"):
-            credit.append(" > ".join(transform.name for transform in self.all("transform")))
+        credit = self.optional("algorithm") or self.one("advantage")
+        chain = " > ".join(transform.name for transform in self.all("transform"))
         terms = [term.name for term in self.all("loss") if term.params["weight"] != 0]
-        return f"{', '.join(credit)}, loss {' + '.join(terms)}"
+        return f"{', '.join(filter(None, (credit.name, chain)))}, loss {' + '.join(terms)}"
 
     def named(self, kind: str, name: str) -> Bound | None:
         """Return a registered component with the parameters of its table; None if the name is not registered."""

@@ -85,7 +85,8 @@ def shuffled(advantages: Tensor, response_mask: Tensor, step: int) -> tuple[Tens
     A_p(t),  p a random order of the row's response tokens
 
     Sum, sizes and signs of a row's credit stay; only where it falls is lost. A method that is not better than with its
-    credit shuffled does not owe its gain to the tokens that it selects. The order depends on the step's seed alone.
+    credit shuffled does not owe its gain to the tokens that it selects. The turns of an episode are one row. The order
+    depends on the step's seed alone.
 
     Args:
         advantages: [N, T]; response_mask: [N, T] bool; step: training step, from 0.

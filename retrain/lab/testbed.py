@@ -149,7 +149,8 @@ def _shuffled_chain(file: Path) -> list[str]:
     Corrections for the sampler stay behind it, because they belong to the tokens that were sampled.
     """
     components = load(file).components
-    stages, chain = components.stages(), [one.name for one in components.all("transform")]
+    stages = components.stages()
+    chain = [transform.name for transform in components.all("transform")]
     if not (stages.algorithm or stages.transforms):
         return []
     chain.insert(len(stages.transforms), PLACEBO)

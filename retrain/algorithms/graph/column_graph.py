@@ -150,8 +150,7 @@ class _Planner:
 
     def _check_first(self, bound: Bound) -> None:
         """Reject a transform that ignores the advantages after stages that gave each token its own."""
-        kinds = ("algorithm", "transform")
-        lost = [stage.name for stage in self.graph if stage.kind in kinds and stage.writes == "advantages"]
+        lost = [stage.name for stage in self.graph if stage.writes == "advantages"]
         if lost:
             context = bound.component.contract == "context"
             reason = "takes a context" if context else "replaces the advantages"

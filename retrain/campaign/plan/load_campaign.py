@@ -86,9 +86,9 @@ class LoadedCampaign:
     @property
     def control_of(self) -> dict[str, str]:
         """Control -> the condition that it is compared with, if its entry names one with `against`."""
-        named = {one.label: one for one in self.conditions}
-        pairs = ((one.method, named[one.against].method) for one in self.conditions if one.against)
-        return {control: method for control, method in pairs if control in self.settings.controls}
+        method_of = {condition.label: condition.method for condition in self.conditions}
+        controls = (condition for condition in self.conditions if condition.method in self.settings.controls)
+        return {control.method: method_of[control.against] for control in controls if control.against}
 
     @cached_property
     def observed(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
@@ -130,11 +131,8 @@ class Plan(Campaign):
 
     @model_validator(mode="after")
     def _known(self) -> Plan:
-        labels = {cell.method for cell in self.cells}
-        named = {label for step in self.ladder for label in step} | {
-            label for label in (self.baseline, self.primary, *self.controls, *self.control_of.values()) if label
-        }
-        if unknown := named - labels:
+        named = [self.baseline, self.primary, *chain(*self.ladder), *self.controls, *self.control_of.values()]
+        if unknown := {label for label in named if label} - {cell.method for cell in self.cells}:
             raise ValueError(f"condition {min(unknown)!r} has no cells")
         return self
 

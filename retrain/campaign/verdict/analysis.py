@@ -293,10 +293,12 @@ def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dic
         texts["warning"] = f"every seed of {' and of '.join(constant)} has the same result: the seed changes nothing"
     if len(constant) == 2 and comparison.mean.value:
         texts |= {"withheld": texts["warning"], "warning": ""}
-    condition, against = labels
-    is_judged = kind == "same" or comparison.judged.test != ""
-    if is_judged and results.control_of.get(condition) == against and kind != "worse":
-        missing = f"so {against} is not shown to be better than this control"
+    if (
+        results.control_of.get(labels[0]) == labels[1]
+        and (kind == "same" or comparison.judged.test)
+        and kind != "worse"
+    ):
+        missing = f"so {labels[1]} is not shown to be better than this control"
         texts["warning"] = "; ".join(filter(None, (texts["warning"], missing)))
     return texts | withholding.health(results, labels, texts["warning"])
 

@@ -24,10 +24,8 @@ def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
     A component reads the keys of its schema, except those that its trait `when` switches off.
     """
-    algorithm = resolved.optional("algorithm") is not None  # it replaces the advantage
-    used = {
-        slot: component for slot, component in resolved.slots.items() if not (algorithm and slot.kind == "advantage")
-    }
+    replaced = "advantage" if resolved.optional("algorithm") else ""
+    used = {slot: component for slot, component in resolved.slots.items() if slot.kind != replaced}
     readers = [*_readers(config, resolved, used)]
     for name, table in resolved.tables.items():
         for key in table if isinstance(table, dict) else ():

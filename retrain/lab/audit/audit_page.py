@@ -35,15 +35,15 @@ def placebo_lines(audit: Audit) -> list[str]:
     batch is.
     """
     lines: list[str] = []
-    for name, one in audit.methods.items():
-        if one.placebo_ratio is None:
+    for name, verdict in audit.methods.items():
+        if verdict.placebo_ratio is None:
             continue
-        ratio, low, high = one.placebo_ratio
-        if ratio is None or low is None or high is None:
+        _, low, high = verdict.placebo_ratio
+        if low is None or high is None:
             word = "too noisy to compare"
         else:
             word = "better" if low > 1 else "worse" if high < 1 else "not shown to be better"
-            word = f"{word}, {_with_interval(one.placebo_ratio, '.2f')} times the effective batch"
+            word = f"{word}, {_with_interval(verdict.placebo_ratio, '.2f')} times the effective batch"
         lines.append(f"{name}, against its weights shuffled within each row: {word}")
     return lines
 

@@ -375,20 +375,20 @@ def judge(
         progress(_progress_line(f"computed the gradients of {name}", began, number, passes))
     base, best = quality[BASELINE].effective_snr, quality[ORACLE].effective_snr
 
-    def ratio(one: G.Quality, to: Tensor) -> Figure:
-        return Figure.of(G.log_interval(one.effective_snr / to, quantile), least=0.0)
+    def ratio(name: str, to: Tensor) -> Figure:
+        return Figure.of(G.log_interval(quality[name].effective_snr / to, quantile), least=0.0)
 
     verdicts = {
         name: Verdict(
-            effective_batch=ratio(one, base),
-            oracle_ratio=ratio(one, best),
-            bias=Figure.of(G.interval(one.bias, quantile), 0.0, 2.0),
-            noise=Figure.of(G.interval(one.noise, quantile), least=0.0),
+            effective_batch=ratio(name, base),
+            oracle_ratio=ratio(name, best),
+            bias=Figure.of(G.interval(quality[name].bias, quantile), 0.0, 2.0),
+            noise=Figure.of(G.interval(quality[name].noise, quantile), least=0.0),
             correlation=others[name][0],
-            placebo_ratio=ratio(one, placebos[name].effective_snr) if name in placebos else None,
+            placebo_ratio=ratio(name, placebos[name].effective_snr) if name in placebos else None,
             where=others[name][1],
         )
-        for name, one in quality.items()
+        for name in quality
     }
     return _reliability(batches), verdicts
 
@@ -396,17 +396,17 @@ def judge(
 def _shuffled(given: Sequence[Tensor], batches: Sequence[MeasuredBatch], name: str) -> list[Tensor]:
     """Return the credit of every batch with that of each row in a random order; one order for all calls of a method."""
     return [
-        permuted_in_rows(credit_, one.batch.response_mask, derive_seed(index, PLACEBO, name))
-        for index, (credit_, one) in enumerate(zip(given, batches, strict=True))
+        permuted_in_rows(token_credit, measured.batch.response_mask, derive_seed(index, PLACEBO, name))
+        for index, (token_credit, measured) in enumerate(zip(given, batches, strict=True))
     ]
 
 
 def _distributes(given: Sequence[Tensor], batches: Sequence[MeasuredBatch]) -> bool:
     """Return True if some tokens of a row have other credit than the rest of it, beyond rounding."""
-    for credit_, one in zip(given, batches, strict=True):
-        mean = masked.row_mean(credit_, one.batch.response_mask)
-        spread = masked.keep(credit_ - mean, one.batch.response_mask).abs().amax()
-        if spread > _ROUNDING * masked.keep(credit_, one.batch.response_mask).abs().amax():
+    for token_credit, measured in zip(given, batches, strict=True):
+        mask = measured.batch.response_mask
+        spread = masked.keep(token_credit - masked.row_mean(token_credit, mask), mask).abs().amax()
+        if spread > _ROUNDING * masked.keep(token_credit, mask).abs().amax():
             return True
     return False
 
