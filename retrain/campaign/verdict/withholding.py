@@ -12,6 +12,11 @@ _FACTOR = 30.0
 
 Percent is a hundred times a share, and methods may differ by three in either direction.
 """
+_EVALUATIONS = 3
+"""Evaluations that must have one value before it says that nothing was trained.
+
+The share of right answers of two models is the same number by chance in 3 to 5 % of the runs (256 to 512 problems).
+"""
 _NAMED = 3
 """Largest number of runs of a condition that a sentence names."""
 
@@ -47,7 +52,8 @@ def _no_training(results: Results, cell: Cell) -> str:
     (value,) = values
     if results.outcome.share and value in (0.0, 1.0):
         return f"{metric} is {value:g} in every evaluation, its {'ceiling' if value else 'floor'}"
-    return f"{metric} is that of the start, {value:.3f}, in every evaluation" if len(cell.curve) > 1 else ""
+    is_told = len(cell.curve) >= _EVALUATIONS
+    return f"{metric} is that of the start, {value:.3f}, in every evaluation" if is_told else ""
 
 
 def other_units(results: Results, conditions: Sequence[str]) -> str:

@@ -2,13 +2,16 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from retrain.campaign import comparison
 from retrain.campaign.verdict import sentences, verdict_page
+from retrain.campaign.verdict.results import Cell, results_of
 from retrain.campaign.verdict.verdict_page import write_report
+from retrain.campaign.verdict.withholding import trained_nothing
 from retrain.errors import ConfigError
 from tests.campaign.tables import write_campaign
 
@@ -100,6 +103,12 @@ def test_a_margin_beyond_the_values_is_a_mistake(tmp_path):
         answers(tmp_path, csv_of({"a": BASE, "b": BETTER}), margin=2.0)
     (one,), _ = answers(tmp_path, csv_of({"a": BASE * 100, "b": BASE * 100 + 0.1}), margin=2.0)
     assert sentences.short(one) in ("better", "equal within 2")
+
+
+@pytest.mark.parametrize(("evaluations", "count"), [(2, 0), (3, 1)])
+def test_two_equal_evaluations_of_a_share_may_be_chance(evaluations, count):
+    run = Cell("a", 0, Path(), "done", curve=tuple((step, 154 / 512) for step in range(evaluations)))
+    assert trained_nothing(results_of("t", [run]), "a")[0] == count
 
 
 IDLE = {"update/skipped": 1.0}
