@@ -69,6 +69,18 @@ def test_a_weight_of_dppo_has_no_limit_where_none_is_wanted():
     assert (limited, free) == (pytest.approx(2.0), pytest.approx(0.1 * math.exp(4.0)))
 
 
+@pytest.mark.parametrize(("advantage", "share"), [(1.0, 1.0), (0.0, 0.0), (-1.0, 0.0)])
+def test_dppo_drops_tokens_whose_advantage_pushes_them_further_away_and_counts_them(advantage, share):
+    """The probability is .9, and was .018."""
+    bound = find("loss", "dppo").bind({})
+    columns = {"logprobs": -0.1, "sampler_logprobs": -4.0, "advantages": advantage}
+    columns = {name: torch.tensor([[value]]) for name, value in columns.items()} | {
+        "response_mask": torch.tensor([[True]])
+    }
+    _, metrics = bound(*(columns[name] for name in bound.reads))
+    assert metrics["policy/clip_fraction"].item() == share
+
+
 @pytest.mark.parametrize(("entry", "case"), CASES)
 def test_values_and_gradients_are_the_published_ones(entry, case):
     columns = columns_of(case)

@@ -108,11 +108,12 @@ def test_tokens_of_a_tool_neither_count_nor_gain():
     assert found[0, :5].tolist() == [1.0, 0.0, 0.0, 1.2, 1.0]  # ceil(0.3 * 3) = 1 token
 
 
-def test_the_gate_sees_the_advantage_of_the_whole_sequence():
+@pytest.mark.parametrize(("advantages", "first"), [([-0.5, 2.0, 0.0], -0.4), ([-1.0, 1.0, 0.0], -1.0)])
+def test_the_gate_sees_the_advantage_of_the_whole_sequence(advantages, first):
     given_ = given_columns([(0, 1.0, plain(0.9, 0.1, 0.2)), (0, 0.0, plain(0.1))])
-    given_["advantages"][0, :3] = torch.tensor([-0.5, 2.0, 0.0])
+    given_["advantages"][0, :3] = torch.tensor(advantages)
     found = call("transform", "hicra_entropy", given_)
-    assert found[0, :3].tolist() == [-0.4, 2.0, 0.0]
+    assert found[0, :3].tolist() == [first, *advantages[1:]]
 
 
 def example(lengths=(4, 1, 2, 3)):

@@ -60,6 +60,14 @@ def test_conditions_of_two_campaigns_under_one_label_keep_all_their_cells(cells,
     assert {(one.condition, one.against) for one in analyze([found]).comparisons} >= {("c3: grpo", "one: grpo")}
 
 
+def test_conditions_of_campaigns_of_one_name_are_numbered(tmp_path):
+    for parent in ("x", "y", "z"):
+        write_campaign(tmp_path / parent / "one", **SMALL)
+    found = read_runs([tmp_path / parent / "one" for parent in ("x", "y", "z")])
+    assert found.conditions[::2] == ("one: grpo", "one: grpo (2)", "one: grpo (3)")
+    assert len(found.cells) == 18
+
+
 def test_two_runs_of_one_configuration_and_seed_are_refused(cells, tmp_path):
     again = tmp_path / "grpo-again-s1"
     again.symlink_to(cells / "one" / "cells" / "grpo" / "s1")
