@@ -84,16 +84,6 @@ def test_values_of_one_unit_have_a_verdict(tmp_path, values, metric):
     assert sentences.short(one) == "better"
 
 
-def test_a_curve_of_two_evaluations_that_stays_at_its_start_has_no_verdict(tmp_path):
-    rows = ["method,seed,step,accuracy"]
-    for seed, (base, better) in enumerate(zip(BASE, BETTER, strict=True)):
-        rows += [f"a,{seed},0,0.3", f"a,{seed},10,{base}", f"b,{seed},0,{better}", f"b,{seed},10,{better}"]
-    (one,), outputs = answers(tmp_path, "\n".join(rows))
-    assert sentences.short(one) == "no verdict"
-    for text in outputs:
-        assert re.search(rf"{NOTHING} accuracy is that of the start, 0\.\d+, in every evaluation", text), text
-
-
 def test_one_foreign_run_leaves_other_comparisons_their_verdict(tmp_path):
     found, _ = answers(tmp_path, csv_of({"a": BASE, "b": BETTER, "c": replaced(BETTER, 3, 47)}))
     assert [sentences.short(one) for one in found] == ["better", "no verdict"]
