@@ -183,10 +183,8 @@ def compare(  # noqa: PLR0913 - one per option
     asked = comparison.Asked(metric, goal, margin, summary, unpaired, tuple(allow_different or ()))
     analysis = comparison.compare(runs, asked)
     command = [comparison.command(runs, asked)]
-    for file, made in (
-        (html, lambda: verdict_page.render(analysis, command)),
-        (latex, lambda: verdict_page.paper(analysis)),
-    ):
+    pages = (html, lambda: verdict_page.render(analysis, command)), (latex, lambda: verdict_page.paper(analysis))
+    for file, made in pages:
         if file:
             comparison.check_output(file, runs)
             with writing(file):

@@ -77,10 +77,8 @@ def shown_metrics(metrics: Collection[str]) -> tuple[tuple[str, str, str], ...]:
 
     The latter are the mean reward of each of several environments ("LABEL: reward"), then other numbers.
     """
-    shown_apart = {name for _, name, _ in _CURVES} | {"env/replayed"}
-    own_metrics = [
-        name for name in metrics if name.startswith("env/") and "ended_" not in name and name not in shown_apart
-    ]
+    apart = {name for _, name, _ in _CURVES} | {"env/replayed"}
+    own_metrics = [name for name in metrics if name.startswith("env/") and "ended_" not in name and name not in apart]
     rewards = [name for name in own_metrics if name.endswith("/reward")]
     counts = [name for name in own_metrics if name.count("/") == 1]
     more = [

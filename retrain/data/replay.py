@@ -64,9 +64,7 @@ def _informative(rollouts: Iterable[Rollout]) -> dict[int, tuple[Rollout, ...]]:
     for rollout in rollouts:
         if rollout.reward is not None:
             groups.setdefault(rollout.group, []).append(rollout)
-    return {
-        group: tuple(members) for group, members in groups.items() if len({rollout.reward for rollout in members}) > 1
-    }
+    return {group: tuple(members) for group, members in groups.items() if len({r.reward for r in members}) > 1}
 
 
 def _rollout_files(path: str) -> list[Path]:

@@ -141,9 +141,7 @@ class RowTask(RowFormat, Task):
             contents: JSON values that identify the rows, such as hashes of files.
         """
         # Unset keys are omitted, so that adding a key to RowFormat does not change the digests of old runs.
-        reading = {
-            item.name: value for item in fields(RowFormat) if (value := getattr(self, item.name)) not in (None, "")
-        }
+        reading = {key.name: value for key in fields(RowFormat) if (value := getattr(self, key.name)) not in (None, "")}
         self.digest = digest_of(kind, reading, self.shuffle, contents)
 
     def problem(self, index: int) -> Problem:

@@ -346,10 +346,7 @@ def _exact(value: Any, hint: Any) -> Any:
         raise ValueError
     if origin is Literal:
         return next(
-            iter(
-                [choice for choice in inner if type(choice) is type(value) and choice == value]
-                or _from_text(value, inner)
-            )
+            iter([item for item in inner if type(item) is type(value) and item == value] or _from_text(value, inner))
         )
     kind = shape(hint).get("type")
     if isinstance(value, str) and kind not in (None, "string"):
@@ -392,9 +389,7 @@ def _of_kind(value: Any, kind: str | None, cls: Any, inner: tuple[Any, ...]) -> 
             members = [_exact(item, hint) for item, hint in zip(items, hints, strict=True)] if inner else items
             return tuple(members) if cls is tuple else members
         case "object" if isinstance(value, dict):
-            return {
-                key: _exact(item, inner[-1]) if inner else item for key, item in cast("dict[str, Any]", value).items()
-            }
+            return {key: _exact(v, inner[-1]) if inner else v for key, v in cast("dict[str, Any]", value).items()}
         case None:
             return value
         case _:

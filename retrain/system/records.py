@@ -216,9 +216,7 @@ def arrow_row(row: Any) -> Any:
 
 
 def _is_chat(cell: Any) -> bool:
-    return isinstance(cell, list) and all(
-        isinstance(message, dict) and "role" in message for message in cast("list[Any]", cell)
-    )
+    return isinstance(cell, list) and all(isinstance(turn, dict) and "role" in turn for turn in cast("list[Any]", cell))
 
 
 def _without_nulls(value: Any) -> Any:

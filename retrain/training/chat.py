@@ -103,9 +103,7 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text that follows other tokens: no special tokens are added."""
         return [
-            token
-            for part in text.split(SEPARATOR)
-            for token in self.tokenizer(part, add_special_tokens=False)["input_ids"]
+            id_ for part in text.split(SEPARATOR) for id_ in self.tokenizer(part, add_special_tokens=False)["input_ids"]
         ]
 
     def quoted(self, text: str) -> str:

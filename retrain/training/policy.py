@@ -255,9 +255,7 @@ class TorchPolicy:
                 several = len(steps) * self.settings.epochs > 1 and "old_logprobs" in objective.reads
                 if several and not epoch:
                     # In the micro-batches of the update: others round differently, and the first ratio would not be 1.
-                    scored = [
-                        step.batch.replace(**self.forward.logprobs(step.batch, parts=step.parts)) for step in steps
-                    ]
+                    scored = [s.batch.replace(**self.forward.logprobs(s.batch, parts=s.parts)) for s in steps]
                     steps = [replace(step, batch=part) for step, part in zip(steps, scored, strict=True)]
                 reports += [self._take(step, objective, several) for step in steps]
         self._floor = trim_freed_memory(self._floor)

@@ -90,9 +90,8 @@ def _composed(pipeline: Pipeline, batch: Batch) -> ComposedAdvantages:
     metrics |= entropy_metrics(credited.column("uncertainty"), planning, mask)
     method_metrics = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
     rows = [row[kept].tolist() for row, kept in zip(credited.advantages, mask, strict=True)]
-    return ComposedAdvantages(
-        rows, method_metrics, {name: value for name, value in metrics.items() if name not in method_metrics}
-    )
+    others = {name: value for name, value in metrics.items() if name not in method_metrics}
+    return ComposedAdvantages(rows, method_metrics, others)
 
 
 def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> None:

@@ -52,9 +52,7 @@ def runs_of_file(file: Path, rows: Sequence[ResultRow], outcome: Outcome) -> lis
     if not tasks:
         available = ", ".join(metrics(rows)) or "none"
         raise DataError(f"{file}: no row has {outcome.metric!r}; metrics that rows have: {available}")
-    kept = {
-        run: _last_attempt(run, attempts, outcome.metric) for run, attempts in rows_of_run.items() if run[0] in tasks
-    }
+    kept = {run: _last_attempt(run, tries, outcome.metric) for run, tries in rows_of_run.items() if run[0] in tasks}
     _check_order(file, kept, rows_of_run, outcome.metric)
     cells = {run: _cell(file, run, rows, outcome) for run, (rows, _) in kept.items()}
     _check_results(file, cells)

@@ -98,8 +98,7 @@ def exported(analysis: Analysis) -> dict[str, Drawing]:
         every = analysis.of(outcome)
         span, name = figures.forest_span(every), "" if outcome == analysis.first.outcome else f" {outcome.metric}"
         rows = [
-            (sentences.title(comparison), figures.forest_row(comparison, span), estimate(comparison.difference, "+.3f"))
-            for comparison in every
+            (sentences.title(test), figures.forest_row(test, span), estimate(test.difference, "+.3f")) for test in every
         ]
         heads = ("", f"difference in {outcome.metric}")
         drawings[f"differences{name}"] = Drawing(stacked(rows, figures.forest_axis(span), heads) if rows else "")
@@ -193,9 +192,7 @@ def _verdicts(analysis: Analysis, metric: str) -> dict[str, Any]:
     margin = f"; the band is the margin of {outcome.margin:g}" if outcome.margin else ""
     families = [
         (sentences.TITLES[family], [_line(comparison, span) for comparison in family_of])
-        for family, family_of in (
-            (name, list(group)) for name, group in groupby(shown, lambda comparison: comparison.family)
-        )
+        for family, family_of in ((name, list(group)) for name, group in groupby(shown, lambda test: test.family))
     ]
     return {"title": f"{metric}: {outcome.direction}{margin}", "families": families, "axis": figures.forest_axis(span)}
 
@@ -280,10 +277,7 @@ def spent(table: Results, condition: str) -> dict[str, str]:
         "condition": condition,
         "reached": "-" if table.threshold is None else f"{len(steps)} of {len(cells)}",
         "steps until then": amount(mean_estimate([*map(float, steps)]) if every else NOTHING),
-        **{
-            f"{cost}, whole run": amount(mean_estimate([cell.total[i] for cell in cells]))
-            for i, cost in enumerate(SPENT)
-        },
+        **{f"{cost}, whole run": amount(mean_estimate([c.total[i] for c in cells])) for i, cost in enumerate(SPENT)},
     }
 
 

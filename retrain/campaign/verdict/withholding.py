@@ -75,7 +75,7 @@ def task_units(tables: Sequence[Results]) -> str:
     if not _units(every, tables[0].outcome.share):
         return ""
     return "tasks of different units have no mean: " + ", ".join(
-        f"{task} {_span(amounts)}" for task, amounts in values.items()
+        f"{task} {_span(of_task)}" for task, of_task in values.items()
     )
 
 

@@ -126,13 +126,8 @@ def check_vocabulary(ours: Mapping[str, int], other: Mapping[str, int], name: st
     """
     if ours == other:
         return
-    tokens = {
-        token: min(ours.get(token, len(ours)), other.get(token, len(other))) for token in ours.keys() | other.keys()
-    }
-    token = min(
-        (token for token in tokens if ours.get(token) != other.get(token)),
-        key=lambda token: (tokens[token], token),
-    )
+    tokens = {t: min(ours.get(t, len(ours)), other.get(t, len(other))) for t in ours.keys() | other.keys()}
+    token = min((t for t in tokens if ours.get(t) != other.get(t)), key=lambda t: (tokens[t], t))
     problem = f"{name} has another tokenizer than the policy: token {token!r} has id "
     raise ComponentError(
         f"{problem}{other.get(token, 'none')} there and {ours.get(token, 'none')} here",
