@@ -16,10 +16,9 @@ from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import PLAN
 from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.analysis import analyze, compare
+from retrain.campaign.verdict.analysis import analyze, compare, noise_sources, pooled_deviation
 from retrain.campaign.verdict.judging import Contrast
 from retrain.campaign.verdict.looks import expected_seeds, look_levels
-from retrain.campaign.verdict.noise import noise_sources, pooled_deviation
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train, warm_start

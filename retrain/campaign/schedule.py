@@ -75,11 +75,12 @@ class Schedule:
             return ""
         if not state.passed:
             return f"look 1 of {len(self._sizes)} is at {self._sizes[0]} of {self._sizes[-1]} seeds"
-        labels = list(dict.fromkeys(job.condition for job in self._campaign.jobs))
-        running = [label for label in labels if label not in state.stopped]
+        methods = {job.condition: job.method for job in self._campaign.jobs}
+        running = [label for label in methods if label not in state.stopped]
         # When every condition has stopped, the later looks have nothing to test.
         last = self._sizes[state.passed - 1] if running else max(seeds for seeds, _ in state.stopped.values())
-        words = [f"{label}: {self._decision(label, last)}" for label in labels if not self._is_baseline(label)]
+        compared = [label for label, method in methods.items() if method != self._campaign.plan.baseline]
+        words = [f"{label}: {self._decision(label, last)}" for label in compared]
         head = f"look {self._sizes.index(last) + 1} of {len(self._sizes)}: {last} of {self._sizes[-1]} seeds"
         return "; ".join([head, *words])
 
@@ -90,10 +91,6 @@ class Schedule:
         if seeds == self._sizes[-1]:
             return f"{words}, all seeds"
         return f"{words}, stopped" if seeds == last else f"{words}, stopped at {seeds}"
-
-    def _is_baseline(self, label: str) -> bool:
-        baseline = self._campaign.plan.baseline
-        return any(job.condition == label and job.method == baseline for job in self._campaign.jobs)
 
     def _asked_for(self) -> list[Job]:
         if not self._sizes:

@@ -41,7 +41,11 @@ def metric_problem(name: str, config: Config, resolved: Resolved) -> tuple[str, 
     if name in reported or any(metric.matches(name) for key, metric in reported.items() if "{" in key):
         return None
     area = name.partition("/")[0]
-    silent = [bound for bound in _components(resolved) if _may_report_anything(bound)]
+    silent = [
+        bound
+        for bound in _components(resolved)
+        if bound.component.source != "built-in" and not bound.component.traits.metrics
+    ]
     if silent and area not in {metric.partition("/")[0] for metric in metrics()}:
         return None
     weights = {term.name: term.params["weight"] for term in resolved.all("loss")}
@@ -75,10 +79,6 @@ def _components(resolved: Resolved) -> Iterator[Bound]:
     """Yield the components that can report in a step: also the signals that others read."""
     yield from (bound for bound in resolved.every() if bound.params.get("weight") != 0)
     yield from (stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal")
-
-
-def _may_report_anything(bound: Bound) -> bool:
-    return bound.component.source != "built-in" and not bound.component.traits.metrics
 
 
 def _placeholders(config: Config, resolved: Resolved) -> dict[str, Collection[str]]:

@@ -118,16 +118,16 @@ def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("max_staleness",), problem, f"use at least {ahead + 1}")
 
 
-def _has_greedy_rewards(path: str) -> bool:
-    return all(rollout.greedy is not None for group in read_groups(path) for rollout in group.rollouts)
-
-
 def _check_files(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """Check that there are files of rollouts at `path`, with greedy rewards if credit subtracts them."""
     path = params["path"]
     if path is not None and not _rollout_files(path):
         yield Finding(("path",), _no_rollouts_at(path), NO_FILE_FIX, exit_code=DataError.exit_code)
-    elif path is not None and config.algorithm.advantage_mode == "remax" and not _has_greedy_rewards(path):
+    elif (
+        path is not None
+        and config.algorithm.advantage_mode == "remax"
+        and not all(rollout.greedy is not None for group in read_groups(path) for rollout in group.rollouts)
+    ):
         problem = f'"{path}" has groups without the reward of a greedy completion, which remax subtracts'
         yield Finding(("path",), problem, "use a run with remax", exit_code=DataError.exit_code)
 

@@ -119,9 +119,7 @@ class Launcher(SignalHandler):
             if self._collect():
                 return
             time.sleep(0.1)
-        self._wait_until(time.monotonic() + _GRACE_S)
-
-    def _wait_until(self, deadline: float) -> None:
+        deadline = time.monotonic() + _GRACE_S
         while not self._collect() and 0 not in self._ended and time.monotonic() < deadline:
             time.sleep(0.1)
 

@@ -82,7 +82,7 @@ class Objective:
         live = batch.is_expert.new_zeros(batch.is_expert.shape)
         for term in self.terms:
             rows = _rows(term, batch)
-            live = live | (rows & moved if _vanishes(term) else rows)
+            live = live | (rows & moved if loss.traits_of(term.component).vanishes else rows)
         return live
 
     def step_columns(self, batch: Batch, logprobs: Tensor) -> tuple[dict[str, Any], Metrics]:
@@ -190,10 +190,6 @@ def _corrected(correction: Bound, columns: Mapping[str, Any]) -> Tensor:
 def source_of(term: Bound) -> str:
     """Return the source of the rows that a loss term trains on: "policy" or "expert"."""
     return loss.traits_of(term.component).source
-
-
-def _vanishes(term: Bound) -> bool:
-    return loss.traits_of(term.component).vanishes
 
 
 def _term_values(term: Bound, columns: Mapping[str, Any], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -263,17 +263,12 @@ def at_shared_steps(cells: Sequence[Cell]) -> list[Cell]:
     shared = frozenset[int].intersection(*steps) if steps else frozenset[int]()
     if len(shared) < 2 and any(cell.mean for cell in done):
         runs = {
-            cell.condition: f"{cell.condition} seed {cell.seed} at {_few(at)}"
+            cell.condition: f"{cell.condition} seed {cell.seed} at {', '.join(map(str, sorted(at)[:3]))}"
             for cell, at in zip(done, steps, strict=True)
         }
         problem = f"a mean over training needs two steps at which all runs were measured, not {len(shared)}"
         raise DataError(f"{done[0].path}: {problem}: {'; '.join(runs.values())}; use the last value")
     return [replace(cell, shared_steps=shared) for cell in cells]
-
-
-def _few(steps: Collection[int]) -> str:
-    """Return the first steps: `0, 10, 20, ...`."""
-    return ", ".join(map(str, sorted(steps)[:3])) + ", ..." * (len(steps) > 3)
 
 
 def mean_over_tasks(tables: Sequence[Results]) -> Results:

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.analysis import Analysis, Comparison, claims
-from retrain.campaign.verdict.noise import noise_sources
+from retrain.campaign.verdict.analysis import Analysis, Comparison, claims, noise_sources
 from retrain.campaign.verdict.results import ALL_TASKS, Cell
 from retrain.campaign.verdict.statistics import Estimate
 from retrain.campaign.verdict.verdict_kinds import KINDS

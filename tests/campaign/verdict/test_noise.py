@@ -3,8 +3,7 @@ import re
 from dataclasses import replace
 from statistics import fmean, stdev
 
-from retrain.campaign.verdict.analysis import analyze
-from retrain.campaign.verdict.noise import noise_sources
+from retrain.campaign.verdict.analysis import analyze, noise_sources
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.verdict.sentences import text
 from retrain.campaign.verdict.statistics import detectable_effect
