@@ -2,4 +2,5 @@
 
 from retrain.cli.main import main
 
-main()
+if __name__ == "__main__":  # a dotted path may name this module
+    main()

@@ -17,7 +17,7 @@ from retrain.campaign.verdict.analysis import Analysis, analyze
 from retrain.campaign.verdict.results import Results
 from retrain.campaign.verdict.results_file import only_metric, read_results_file
 from retrain.campaign.verdict.run_facts import measured_differently, what_differs
-from retrain.campaign.verdict.run_reader import read_runs
+from retrain.campaign.verdict.run_reader import read_campaign_tables, read_runs
 from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.campaign.verdict.withholding import margin_problem
 from retrain.errors import ConfigError, ConfigProblem
@@ -84,6 +84,8 @@ def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
     if files:
         rows = read_results_file(files[0])
         tables = runs_of_file(files[0], rows, asked.outcome(metric=asked.metric or only_metric(rows)))
+    elif len(paths) == 1 and (paths[0] / PLAN).is_file() and asked == Asked():
+        tables = read_campaign_tables(paths[0])  # with its baseline, level, looks and declaration
     else:
         tables = [_of_runs(paths, asked)]
     if problem := next(filter(None, map(margin_problem, tables)), ""):

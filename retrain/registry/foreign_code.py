@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import distribution, distributions, packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +53,29 @@ def refused(run: Path) -> Generator[None]:
         sys.meta_path.remove(finder)
 
 
+def check_may_import(path: str, directories: Sequence[Path]) -> None:
+    """Raise ForeignCodeError inside `refused` if a dotted path begins with installed code that is no plug-in.
+
+    Importing alone runs code: `venv.__main__` makes an environment, and `antigravity` starts a browser. A package with
+    an entry point of this one was installed as a plug-in.
+
+    Args:
+        path, directories: see `check_is_own`.
+    """
+    if not _is_refusing():
+        return
+    package = path.replace(":", ".").partition(".")[0]
+    spec = None if package == "__main__" else find_spec(package)  # a module without a parent is found, not run
+    plugins = (distribution(name).entry_points for name in packages_distributions().get(package, ()))
+    is_plugin = any(entry.group.startswith(f"{_PACKAGE}.") for entries in plugins for entry in entries)
+    if not is_plugin and spec and not _is_users(package, spec, directories):
+        raise ForeignCodeError(f'"{path}" is neither a component nor a file of the working directory', FIX)
+
+
+def _is_refusing() -> bool:
+    return any(isinstance(finder, _RunFinder) for finder in sys.meta_path)
+
+
 def check_is_own(path: str, module: ModuleType, target: Any, directories: Sequence[Path]) -> None:
     """Raise ForeignCodeError inside `refused` unless an object is defined in a file of the user.
 
@@ -65,23 +89,26 @@ def check_is_own(path: str, module: ModuleType, target: Any, directories: Sequen
         target: the object that it names.
         directories: the working directory, its `plugins/`, and the search paths.
     """
-    if not any(isinstance(finder, _RunFinder) for finder in sys.meta_path):
+    if not _is_refusing():
         return
     modules = [module]
     if inspect.isroutine(target) or inspect.isclass(target):
         modules.append(sys.modules.get(target.__module__, sys))
-    if not all(_is_users(defining, directories) for defining in modules):
+    if not all(_is_users(defining.__name__, defining.__spec__, directories) for defining in modules):
         raise ForeignCodeError(f'"{path}" is neither a component nor a file of the working directory', FIX)
 
 
-def _is_users(module: ModuleType, directories: Sequence[Path]) -> bool:
+def _is_users(name: str, spec: ModuleSpec | None, directories: Sequence[Path]) -> bool:
     """Return True if a module is a file in one of the directories and part of no installed distribution."""
-    file = Path(getattr(module, "__file__", None) or "/").resolve()
-    package = module.__name__.partition(".")[0]
-    if package == _PACKAGE or is_installed(module.__spec__) or not _within(file, directories):
+    folders = (spec.submodule_search_locations if spec else None) or ["/"]  # of a package without __init__.py
+    file = Path(spec.origin if spec and spec.has_location and spec.origin else folders[0]).resolve()
+    package = name.partition(".")[0]
+    if package == _PACKAGE or is_installed(spec) or not _within(file, directories):
         return False
-    for name in packages_distributions().get(package, ()):  # pip install --target, or an archive on PYTHONPATH
-        if file.is_relative_to(Path(str(distribution(name).locate_file(""))).resolve()):
+    for distribution_name in packages_distributions().get(
+        package, ()
+    ):  # pip install --target, or an archive on PYTHONPATH
+        if file.is_relative_to(Path(str(distribution(distribution_name).locate_file(""))).resolve()):
             return False
     # The whole folder of an editable installation belongs to it: its tests and scripts can be imported too.
     return not _within(file, _editable_folders()) or _within(file, directories[1:])

@@ -225,6 +225,10 @@ def load_object(path: str, search_paths: Sequence[str | Path] = (), kind: str = 
     # Modules of this package or Python must not be found in the current directory, which may be a run of another user.
     search = nullcontext() if path in _HARMLESS or module_name.startswith("retrain.") else _search(search_paths)
     with search, _importing(module_name, search_paths):
+        if not module_name.startswith("retrain."):
+            from retrain.registry.foreign_code import check_may_import
+
+            check_may_import(path, _directories(search_paths))
         module = importlib.import_module(module_name)
         target = getattr(module, attribute, None)
     if not is_installed(module.__spec__):

@@ -88,3 +88,12 @@ def test_what_cannot_be_written_or_named_has_a_code_of_its_own_and_no_traceback(
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     drawn = subprocess.run([RETRAIN, "compare", "results.csv"], cwd=tmp_path, env=ascii_only, capture_output=True)
     assert re.search(r"\^ better .* \|-+o-+\|", drawn.stdout.decode("ascii"))
+
+
+def test_a_campaign_is_compared_by_its_own_rules(tmp_path, cli):
+    rules = {"alpha": 1e-4, "baseline": "maxrl", "ladder": []}
+    directory = write_campaign(tmp_path / "c", conditions=("grpo", "maxrl"), failed=(), missing=(), **rules)
+    for options in ((), ("--summary", "mean")):
+        shown = cli("compare", str(directory), *options).stdout
+        assert "grpo against maxrl" in shown
+        assert "with 15 seeds the exact test can decide" in shown, "2^-14 is the largest power within its alpha"

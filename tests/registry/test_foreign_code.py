@@ -72,3 +72,15 @@ def test_a_function_that_a_file_of_the_user_imports_from_a_package_is_not_the_us
     for name in ("system", "rmtree", "Path"):
         assert not loads(f"mine_borrowed.{name}", tmp_path)
     del sys.modules["mine_borrowed"]
+
+
+@pytest.mark.parametrize(
+    "path", ["antigravity.geohash", "this.s", "venv.__main__.main", "idlelib.idle.main", "yaml.load"]
+)
+def test_installed_code_is_refused_before_it_is_imported(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    module = path.rpartition(".")[0]
+    before = module in sys.modules
+    with refused(tmp_path / "run"), pytest.raises(ForeignCodeError, match="neither a component nor a file"):
+        load_object(path, (), "reward")
+    assert (module in sys.modules) == before

@@ -157,8 +157,8 @@ def seeds_reported(path: Path, loaded: LoadedCampaign) -> int | None:
     if not (path / PLAN).exists():
         return None
     before = read_plan(path)
-    added = set(loaded.settings.seed_list) - set(before.seed_list)
-    if before.seeds_reported is None and added and not before.look_sizes and (path / REPORT).exists():
+    changed = set(loaded.settings.seed_list) != set(before.seed_list)
+    if before.seeds_reported is None and changed and not before.look_sizes and (path / REPORT).exists():
         return len(before.seed_list)
     return before.seeds_reported
 

@@ -294,7 +294,7 @@ def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dic
     constant = [label for label in labels if _constant(results, label)]
     if constant and any(map(results.values, labels)):
         texts["warning"] = f"every seed of {' and of '.join(constant)} has the same result: the seed changes nothing"
-    if len(constant) == 2 and comparison.mean.value:
+    if len(constant) == 2 and kind != "same":
         texts |= {"withheld": texts["warning"], "warning": ""}
     if (
         results.control_of.get(labels[0]) == labels[1]
@@ -307,9 +307,9 @@ def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dic
 
 
 def _constant(table: Results, condition: str) -> bool:
-    """Return True if all runs of a condition, at least three, have equal curves that do not end at 0 or 1."""
+    """Return True if all runs of a condition, at least two, have equal curves that do not end at 0 or 1."""
     curves = [cell.curve for cell in table.done(condition).values()]
-    return len(curves) >= statistics.MIN_SEEDS and len(set(curves)) == 1 and curves[0][-1][1] not in (0.0, 1.0)
+    return len(curves) > 1 and len(set(curves)) == 1 and curves[0][-1][1] not in (0.0, 1.0)
 
 
 def _aes(table: Results, cell: Cell, base: Cell) -> float | None:

@@ -45,9 +45,15 @@ class Contrast(NamedTuple):
 
     @property
     def floor(self) -> float:
-        """Half the resolution of the metric, .5 / problems; 0 if it is unknown."""
-        problems = max((cell.problems for cell in self.results.runs), default=0)
-        return 0.5 / problems if problems else 0.0
+        """Half the resolution of the metric: .5 / problems, or else half of the last decimal of the values.
+
+        Three equal differences of values such as .52 are no proof: the seeds differ by less than what was written.
+        """
+        if problems := max((cell.problems for cell in self.results.runs), default=0):
+            return 0.5 / problems
+        values = (cell.result for cell in self.results.runs if cell.result is not None)
+        decimals = max((len(repr(value).partition(".")[2]) for value in values if "e" not in repr(value)), default=16)
+        return 0.5 / 10**decimals
 
     @property
     def mean(self) -> Mean:

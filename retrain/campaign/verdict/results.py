@@ -262,10 +262,10 @@ def at_shared_steps(cells: Sequence[Cell]) -> list[Cell]:
     steps = [frozenset(step for step, _ in cell.curve) for cell in done]
     shared = frozenset[int].intersection(*steps) if steps else frozenset[int]()
     if len(shared) < 2 and any(cell.mean for cell in done):
-        runs = {
-            cell.condition: f"{cell.condition} seed {cell.seed} at {', '.join(map(str, sorted(at)[:3]))}"
-            for cell, at in zip(done, steps, strict=True)
-        }
+        runs: dict[str, str] = {}
+        for cell, at in zip(done, steps, strict=True):
+            first = ", ".join(map(str, sorted(at)[:3])) + ", ..." * (len(at) > 3)
+            runs[cell.condition] = f"{cell.condition} seed {cell.seed} at {first}"
         problem = f"a mean over training needs two steps at which all runs were measured, not {len(shared)}"
         raise DataError(f"{done[0].path}: {problem}: {'; '.join(runs.values())}; use the last value")
     return [replace(cell, shared_steps=shared) for cell in cells]

@@ -80,7 +80,8 @@ def _late(plan: Plan) -> str:
         started = f"after {declared['after']} of {declared['runs']} runs had started"
         sentences.append(f"The looks were declared or changed late, {started}.")
     if plan.seeds_reported:
-        sentences.append(f"Seeds were added after a look, the report of {plan.seeds_reported} seeds.")
+        change = "added" if len(plan.seed_list) > plan.seeds_reported else "changed"
+        sentences.append(f"Seeds were {change} after a look, the report of {plan.seeds_reported} seeds.")
     return " ".join(sentences)
 
 
@@ -221,7 +222,14 @@ def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
     order = {path: index for index, path in reversed([*enumerate(paths)])}
     cells.sort(key=lambda cell: min(order[path] for path in (cell.path, *cell.path.parents) if path in order))
     several_tasks = any(read_plan(path).tasks for path in campaigns)
-    return results_of("comparison", cells if several_tasks else at_shared_steps(cells), outcome=outcome)
+    results = results_of("comparison", cells if several_tasks else at_shared_steps(cells), outcome=outcome)
+    if len(paths) == 1 and campaigns and not several_tasks:  # another outcome of a campaign, by the campaign's rules
+        [results] = campaigns.values()
+    elif with_looks := [str(path) for path in campaigns if read_plan(path).look_sizes]:
+        results = replace(
+            results, late=f"The looks of {', '.join(with_looks)} are not applied here: see its own report."
+        )
+    return results
 
 
 def _run(path: Path, outcome: Outcome) -> tuple[str, Cell]:

@@ -289,6 +289,12 @@ def test_the_verdict_is_withheld_if_no_seed_changes_anything():
     assert (one.judged.corrected, one.kind, short(one)) == (2 / 2**8, "open", "no verdict")
     assert conclusion(one) == "no verdict: every seed of b and of a has the same result: the seed changes nothing"
     assert texts(one)["corrected p"] == "-", "a p-value would be read as a verdict"
+    stuck = only(simulated({"a": [0.5] * 8, "b": [0.5] * 8}, outcome=Outcome(margin=0.1)))
+    assert short(stuck) == "no verdict", "two stuck metrics are not equal methods"
+    twice = only(simulated({"a": [0.5] * 2, "b": [0.6] * 2}, paired=False))
+    assert short(twice) == "no verdict"
+    coarse = only(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.4, 0.5]}))
+    assert coarse.judged.corrected > 0.01, "equal differences of values with one decimal have half of it as their sd"
     constant = only(simulated({"a": noisy()["a"], "b": [0.7] * 8}))
     assert short(constant) == "better"
     assert conclusion(constant).endswith("; every seed of b has the same result: the seed changes nothing")
@@ -378,7 +384,7 @@ def on_starts(results, starts):
 
 
 def test_runs_of_one_warm_start_count_as_one():
-    values = {"a": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "b": [0.2, 0.5, 0.4, 0.6, 0.5, 0.9]}
+    values = {"a": [0.101, 0.2, 0.3, 0.4, 0.5, 0.6], "b": [0.201, 0.5, 0.4, 0.6, 0.5, 0.9]}  # written to three decimals
     one = only(on_starts(simulated(values), 3))
     assert (len(one.seeds), one.starts, one.count) == (6, 3, 3)
     means = [np.mean([0.1, 0.2]), np.mean([0.3, 0.0]), np.mean([0.1, 0.3])]
