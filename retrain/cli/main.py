@@ -148,8 +148,8 @@ class Commands(TyperGroup):
             with forgiving_output():  # Python writes what is left in its buffers when it ends
                 say(f"{error.filename or 'output'}: {error.strerror or error}", error=True)
                 sys.stdout.flush()
-            wrong_name = error.errno == errno.ENAMETOOLONG
-            raise typer.Exit(ConfigError.exit_code if wrong_name else StorageError.exit_code) from None
+            kind = ConfigError if error.errno == errno.ENAMETOOLONG else StorageError
+            raise typer.Exit(kind.exit_code) from None
         except KeyboardInterrupt as stopped:
             with suppress(OSError):
                 say("\n".join(["interrupted", *getattr(stopped, "__notes__", ())]), error=True)

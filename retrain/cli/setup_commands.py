@@ -6,7 +6,6 @@ import json
 import platform
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -50,8 +49,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "vllm": ("vllm",),
 }
 """Extra -> the distributions that it installs."""
-_TAKEN = ("retrain", "torch", "pytest", "numpy")
-"""Modules that a test of the user's own imports."""
 _FOLDER = "name a file in a directory that you can write"
 
 
@@ -100,7 +97,8 @@ def _write_plugin(kind: str, name: str, force: bool) -> None:
     kinds = {path.stem: path for path in sorted((Path(__file__).with_name("templates") / "plugin").iterdir())}
     if kind not in kinds:
         raise ConfigError.at("--plugin", kind, "there is no such template", f"use one of {', '.join(kinds)}")
-    if not name.isidentifier() or iskeyword(name) or name in sys.stdlib_module_names or name in _TAKEN:
+    taken = iskeyword(name) or (name.isidentifier() and find_spec(name) and not Path(f"{name}.py").exists())
+    if taken or not name.isidentifier():
         problem = "is not a name that a module of yours can have"
         raise ConfigError.at("--plugin", name, problem, f"retrain init --plugin {kind} my_{kind}")
     parts = kinds[kind].read_text(encoding="utf-8").replace("NAME", name).split("--- ")[1:]

@@ -184,8 +184,8 @@ class Document:
             error: what is wrong with the values.
             table: path of the values that were validated.
         """
-        wrong = {(*table, *detail["loc"]) for detail in error.errors() if detail["type"] == "string_type"}
-        changed = wrong & self.typed.keys()
+        texts = {(*table, *detail["loc"]) for detail in error.errors() if detail["type"] == "string_type"}
+        changed = texts & self.typed.keys()
         for path in changed:
             self.set(path, self.typed.pop(path), {path: self.places[path]})
         return bool(changed)

@@ -81,7 +81,9 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
                 finally:
                     record(context, collection, batch, metrics | timer.metrics())
             if bad := _nonfinite_models(context):
-                _store_diverged(context, collection, batch)
+                # The rollouts of the last update, whatever `[logging] rollouts_every` says.
+                rows = rollout_rows(context.chat, context.trained.pipeline, collection, batch)
+                context.directory.write_rollouts(collection.step, rows, name="diverged")
                 raise _diverged(context, step, bad)
             context.trained.steps = done
             if due(done, context.config.eval.every, _agreed_end(context, done)):
@@ -144,12 +146,6 @@ def _nonfinite_models(context: RunContext) -> list[str]:
     models = {"policy": context.trained.policy}
     models |= {name: getattr(part, "model", None) for name, part in context.trained.pipeline.stateful.items()}
     return [name for name, model in models.items() if getattr(model, "nonfinite", 0) >= _MAX_NONFINITE]
-
-
-def _store_diverged(context: RunContext, collection: Collection, batch: Batch | None) -> None:
-    """Write the rollouts of the last update of a diverged run, whatever `[logging] rollouts_every` says."""
-    rows = rollout_rows(context.chat, context.trained.pipeline, collection, batch)
-    context.directory.write_rollouts(collection.step, rows, name="diverged")
 
 
 def _diverged(context: RunContext, step: int, models: list[str]) -> DivergedError:

@@ -462,8 +462,8 @@ def noise_sources(analysis: Analysis) -> str:
         A sentence; "" for other outcomes than shares of problems, and without pairs of runs.
     """
     outcome = analysis.first.outcome
-    problems = min((cell.problems for table in analysis.main for cell in table.runs if cell.done), default=0)
     tables = {table.task: table for table in analysis.main}
+    problems = min((cell.problems for table in analysis.main for cell in table.runs if cell.done), default=0)
     compared = [
         comparison
         for comparison in analysis.of(outcome)
@@ -473,8 +473,7 @@ def noise_sources(analysis: Analysis) -> str:
     # The mean over evaluations has less of this variance, by how much depends on the runs.
     if not problems or not deviation or outcome.summary == "mean":
         return ""
-    variance = fmean(_of_problems(comparison, tables[comparison.task], problems) for comparison in compared)
-    sampled = min(math.sqrt(variance), deviation)
+    sampled = min(fmean(_of_problems(each, tables[each.task], problems) for each in compared) ** 0.5, deviation)
     fewer = math.sqrt(deviation**2 - sampled**2 * (1 - 1 / _MORE))
     most = max(compared, key=lambda comparison: comparison.count)
     now = deviation * statistics.detectable_effect(most.count, most.size, most.alpha)

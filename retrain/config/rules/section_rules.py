@@ -14,10 +14,7 @@ from retrain.config.sections.heldout import Eval
 from retrain.errors import did_you_mean, install
 from retrain.registry import Finding
 from retrain.system.files import expanded
-from retrain.system.model_paths import problem_with, stored_config, stored_dtype
-
-_HIDDEN_LR = 1e-5
-"""Below this rate rounding to bfloat16 hides most updates of a weight (dev/log.md, "What bfloat16 hides")."""
+from retrain.system.model_paths import problem_with, stored_config
 
 
 def model_path(config: Config, resolved: Resolved) -> Iterator[Finding]:
@@ -62,7 +59,7 @@ def _positions(path: str) -> int | None:
 
 
 def rounding(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Check that `[model] rounding` fits the data type, and warn if rounding hides the updates."""
+    """Check that `[model] rounding` fits the data type."""
     model, path = config.model, ("model", "rounding")
     if model.rounding == "stochastic":
         if model.lora is not None:
@@ -71,25 +68,6 @@ def rounding(config: Config, resolved: Resolved) -> Iterator[Finding]:
         elif model.dtype == "float32":
             problem = 'with dtype = "float32" no weight is rounded'
             yield Finding(path, problem, 'use dtype = "auto", or rounding = "nearest"')
-    elif model.rounding == "nearest" and model.lora is None and config.optimizer.lr < _HIDDEN_LR and _rounds(config):
-        problem = (
-            f"at a learning rate of {config.optimizer.lr:g} most updates are smaller than the spacing of bfloat16 "
-            "numbers, and the weights are multiplied in bfloat16: for tens of steps the sampled, trained and "
-            "evaluated policy hardly changes, while the stored float32 weights do"
-        )
-        fix = 'set rounding = "stochastic", dtype = "float32" or [model.lora]'
-        yield Finding(("model", "dtype"), problem, fix, fatal=False)
-
-
-def _rounds(config: Config) -> bool:
-    """Return True if the model is local, stored in bfloat16, and multiplied in bfloat16 on this machine."""
-    model = config.model
-    if model.dtype == "float32" or stored_dtype(model.path) != "bfloat16":
-        return False
-    if model.dtype == "bfloat16" or gpu_or_cpu(config.training.device) == "cuda":
-        return True
-    cpu = Path("/proc/cpuinfo")  # torch, whose `matmul_dtype` reads the same, is not imported
-    return cpu.is_file() and "avx512_bf16" in cpu.read_text(errors="replace")
 
 
 def gpu_or_cpu(device: str) -> Literal["cuda", "cpu"]:
