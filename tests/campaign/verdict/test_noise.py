@@ -12,7 +12,7 @@ from tests.campaign.tables import write_campaign
 
 def test_the_spread_is_divided_into_that_of_problems_and_that_of_runs(tmp_path):
     table = read_campaign_tables(write_campaign(tmp_path, conditions=("grpo", "maxrl"), failed=(), missing=()))[0]
-    grpo, maxrl = ([cell.result for cell in table.done(label).values()] for label in ("grpo", "maxrl"))
+    grpo, maxrl = ([cell.result or 0.0 for cell in table.done(label).values()] for label in ("grpo", "maxrl"))
     spread = stdev(a - b for a, b in zip(maxrl, grpo, strict=True))
     sampled = math.sqrt(sum(fmean(rates) * (1 - fmean(rates)) for rates in (grpo, maxrl)) / 512)
     sampled = min(sampled, spread)  # less than sampling alone would give, because pairs share the problems
