@@ -23,8 +23,8 @@ _QUALIFIERS = frozenset(
     )
 )
 """Words that do not change the direction: `mean_reward`, `eval/accuracy`, `win_rate`."""
-_TURNING = frozenset(["to", "per", "of", "in", "non", "no", "not", "false", "lost"])
-"""Words that may turn the direction: `steps_to_success`, `loss_of_accuracy`."""
+_TURNING = frozenset(["to", "per", "of", "in", "non", "no", "not", "false", "lost", "error", "invalid", "wrong"])
+"""Words that may turn the direction: `steps_to_success`, `loss_of_accuracy`, `error_accuracy`."""
 _CAMEL = re.compile("(?<=[a-z])(?=[A-Z])")
 
 

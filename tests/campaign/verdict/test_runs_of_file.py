@@ -324,7 +324,7 @@ def test_the_last_attempt_of_a_log_that_goes_back_counts(tmp_path):
     [
         *("eval_loss", "val/perplexity", "mean_length", "policy/entropy", "wer", "time/step_s", "nll", "brier", "bpb"),
         *("brier_score", "ece", "hallucination_rate", "failures", "seconds", "rollout/truncated", "reward/failed"),
-        *("steps_to_success", "val-aux/length/mean@8", "accuracy_drop", "loss_of_accuracy"),
+        *("steps_to_success", "val-aux/length/mean@8", "accuracy_drop", "loss_of_accuracy", "error_accuracy"),
     ],
 )
 def test_a_metric_whose_name_has_no_known_direction_needs_a_goal(tmp_path, name):
