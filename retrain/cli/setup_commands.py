@@ -120,8 +120,8 @@ def _write_skill(file: Path, force: bool) -> None:
 
 
 def show_help(
-    topic: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(help="A page, a heading, a finding or a word of the glossary. Unset: list the pages."),
     ] = None,
 ) -> None:
@@ -129,19 +129,19 @@ def show_help(
     from rich.markdown import Markdown
 
     pages = {file.stem: file.read_text("utf-8") for file in sorted(_shipped("docs", "docs").glob("*.md"))}
-    if topic is None:
+    if not words:
         for name, page in pages.items():
             say(f"{name:<18} {page.partition(chr(10))[0].lstrip('# ')}")
         return
-    name, _, anchor = topic.lower().removeprefix("docs/").replace(".md", "").partition("#")
+    topic = "-".join(words).replace(" ", "-").lower()
+    name, _, anchor = topic.removeprefix("docs/").replace(".md", "").partition("#")
+    searched = [pages[name]] if name in pages else [*pages.values()]
+    section = next(filter(None, (_section(page, anchor or name) for page in searched)), "")
     if name in pages and not anchor:
         section = pages[name]
-    else:
-        searched = [pages[name]] if name in pages else [*pages.values()]
-        section = next(filter(None, (_section(page, anchor or name) for page in searched)), "")
     if not section:
-        fix = did_you_mean(topic, [*pages], "retrain help lists the pages")
-        raise ConfigError.at("retrain help", topic, "there is no such page or heading", fix)
+        near = did_you_mean(topic, [*pages], "retrain help lists the pages")
+        raise ConfigError.at("retrain help", " ".join(words), "there is no such page or heading", near)
     Console().print(Markdown(section))
 
 
