@@ -82,7 +82,7 @@ def _check_place(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 def shuffled(advantages: Tensor, response_mask: Tensor, step: int) -> tuple[Tensor, Metrics]:
     """The placebo of all credit before it: every row keeps its token advantages, in a random order.
 
-    A_p(t),  p a random order of the row's response tokens
+    A'_t = A_p(t),  p a random order of the row's response tokens: sum_t A'_t - sum_t A_t = 0
 
     Sum, sizes and signs of a row's credit stay; only where it falls is lost. A method that is not better than with its
     credit shuffled does not owe its gain to the tokens that it selects. The turns of an episode are one row. The order
