@@ -92,7 +92,8 @@ def shuffled(advantages: Tensor, response_mask: Tensor, step: int) -> tuple[Tens
         advantages: [N, T]; response_mask: [N, T] bool; step: training step, from 0.
     Returns:
         [N, T]; and shuffled/moved, which is 0 if the credit before it is the same for all tokens of a row.
-    References: none; the control is this package's own.
+    References: the control is this package's own, after the randomised controls of attributions of Adebayo et al.,
+        Sanity Checks for Saliency Maps, arXiv:1810.03292.
     """
     import torch
 
