@@ -172,7 +172,7 @@ class Document:
                 inner: Any = [] if isinstance(path[depth + 1], int) else {}
                 node = node.setdefault(part, inner) if isinstance(node, dict) else node[part]
         self.forget(path)
-        self.places = {**places, **self.places}
+        self.places |= {part: places[part] for part in places if part not in self.places}
         return ""
 
     def take_text(self, error: ValidationError, table: Path = ()) -> bool:

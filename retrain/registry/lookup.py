@@ -225,7 +225,7 @@ def load_object(path: str, search_paths: Sequence[str | Path] = (), kind: str = 
     # Modules of this package or Python must not be found in the current directory, which may be a run of another user.
     search = nullcontext() if path in _HARMLESS or module_name.startswith("retrain.") else _search(search_paths)
     with search, _importing(module_name, search_paths):
-        if not module_name.startswith("retrain."):
+        if path not in _HARMLESS:
             from retrain.registry.foreign_code import check_may_import
 
             check_may_import(path, _directories(search_paths))
