@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import distribution, distributions, packages_distributions
+from importlib.metadata import Distribution, distribution, distributions, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -62,12 +62,12 @@ def check_may_import(path: str, directories: Sequence[Path]) -> None:
     Args:
         path, directories: see `check_is_own`.
     """
-    if not _is_refusing():
-        return
     package = path.replace(":", ".").partition(".")[0]
+    if package == _PACKAGE or not _is_refusing():
+        return
     spec = None if package == "__main__" else find_spec(package)  # a module without a parent is found, not run
-    plugins = (distribution(name).entry_points for name in packages_distributions().get(package, ()))
-    is_plugin = any(entry.group.startswith(f"{_PACKAGE}.") for entries in plugins for entry in entries)
+    entries = (entry for installed in _distributions(package) for entry in installed.entry_points)
+    is_plugin = any(entry.group.startswith(f"{_PACKAGE}.") for entry in entries)
     if not is_plugin and spec and not _is_users(package, spec, directories):
         raise ForeignCodeError(f'"{path}" is neither a component nor a file of the working directory', FIX)
 
@@ -105,13 +105,15 @@ def _is_users(name: str, spec: ModuleSpec | None, directories: Sequence[Path]) -
     package = name.partition(".")[0]
     if package == _PACKAGE or is_installed(spec) or not _within(file, directories):
         return False
-    for distribution_name in packages_distributions().get(
-        package, ()
-    ):  # pip install --target, or an archive on PYTHONPATH
-        if file.is_relative_to(Path(str(distribution(distribution_name).locate_file(""))).resolve()):
+    for installed in _distributions(package):  # pip install --target, or an archive on PYTHONPATH
+        if file.is_relative_to(Path(str(installed.locate_file(""))).resolve()):
             return False
     # The whole folder of an editable installation belongs to it: its tests and scripts can be imported too.
     return not _within(file, _editable_folders()) or _within(file, directories[1:])
+
+
+def _distributions(package: str) -> list[Distribution]:
+    return [distribution(name) for name in packages_distributions().get(package, ())]
 
 
 def _within(file: Path, directories: Iterable[Path]) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from retrain.errors import ForeignCodeError
 from retrain.registry.foreign_code import refused
-from retrain.registry.lookup import load_object
+from retrain.registry.lookup import find, load_object
 
 INFO = "Metadata-Version: 2.1\nName: neighbour\nVersion: 1.0\n"
 
@@ -84,3 +84,12 @@ def test_installed_code_is_refused_before_it_is_imported(tmp_path, monkeypatch, 
     with refused(tmp_path / "run"), pytest.raises(ForeignCodeError, match="neither a component nor a file"):
         load_object(path, (), "reward")
     assert (module in sys.modules) == before
+
+
+def test_a_component_of_this_package_is_known_without_an_installation(tmp_path, monkeypatch):
+    """As with the checkout on PYTHONPATH, where no distribution names the package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("retrain.registry.foreign_code.packages_distributions", dict)
+    component = find("advantage", "grpo").target
+    with refused(tmp_path / "run"):
+        assert load_object(f"{component.__module__}.{component.__name__}", (), "advantage") is component
