@@ -47,8 +47,9 @@ Word = Literal["reproduced", "opposite", "equal", "open"]
 Expected = Literal["better", "worse", "not worse"]
 Shown = tuple[Comparison, Expected | None]
 
-COLORS = {"reproduced": "#1f5fa8", "opposite": "#be4614", "equal": "#1e7d55", "open": "#5d6670"}
-"""Word of a claim -> its color in the figures."""
+COLORS = {"reproduced": "#1f5fa8", "opposite": "#be4614", "equal": "#5d6670", "open": "#5d6670"}
+MARKS = {"reproduced": "✓", "opposite": "✗", "equal": "=", "open": "?"}
+"""Word of a claim -> its color and its mark in the figures; only a word that decides has a color."""
 
 
 class Measure(NamedTuple):
@@ -74,13 +75,13 @@ class Claim(NamedTuple):
         name: a few words; the heading of its section. A claim that was declared again has one entry per campaign.
         results: name of the file of results; the campaign's file has the same name.
         expectations: what must hold.
-        plain: the claim in plain words, for the figures.
+        figure: its result in the figures, `{CONDITION@COLUMN}` for the mean of a condition.
     """
 
     name: str
     results: str
     expectations: tuple[Expectation, ...]
-    plain: str
+    figure: str
 
 
 ACCURACY = Measure("accuracy", "max", 0.02)
@@ -100,8 +101,10 @@ EXACT = (
 """Claims of exact_claims.py, which need no runs."""
 IN_README = 8
 """Rows of README's figure; claims that are open are on the page alone."""
-_WIDE, _HEAD, _ROW, _HALF = 470, 30, 48, 115
+_WIDE, _HEAD, _ROW, _HALF = 660, 32, 44, 70
 """Width, height above the rows, height of a row, and half of the width of an interval, in pixels."""
+_LINE, _WORDS = 12 + _HALF, 178
+"""Where the dashed line of the intervals is, and where the words begin."""
 
 
 def each(conditions: Sequence[str], *expected: tuple[Measure, Expected | None]) -> tuple[Expectation, ...]:
@@ -117,37 +120,37 @@ CLAIMS = (  # declared before their campaigns ran
             *each(("penalty 0.05", "penalty 0.03"), (ACCURACY, "worse")),
             *each(("penalty 0.01", "penalty 0.003"), (ACCURACY, None), (TOKENS, None)),
         ),
-        "A strong length penalty collapses accuracy",
+        "accuracy {grpo@accuracy} → {penalty 0.03@accuracy} (penalty .03), {penalty 0.05@accuracy} (penalty .05)",
     ),
     Claim(
         "DCA shortens answers at equal accuracy",
         "length.csv",
         each(("dca 1.0", "dca 0.5", "dca 0.2", "dca 0.1"), (TOKENS, "better"), (ACCURACY, "not worse")),
-        "DCA shortens answers and keeps accuracy",
+        "beta 1: tokens {grpo@avg_tokens} → {dca 1.0@avg_tokens}, accuracy {grpo@accuracy} → {dca 1.0@accuracy}",
     ),
     Claim(  # declared again, because it was open
         "DCA shortens answers at equal accuracy",
         "length-dca.csv",
         each(("dca 1.0", "dca 0.5", "dca 0.2", "dca 0.1"), (TOKENS, "better"), (ACCURACY, "not worse")),
-        "DCA shortens answers and keeps accuracy",
+        "beta 1: tokens {grpo@avg_tokens} → {dca 1.0@avg_tokens}, accuracy {grpo@accuracy} → {dca 1.0@accuracy}",
     ),
     Claim(
         "A higher upper clip keeps entropy",
         "clip-higher.csv",
         each(("upper clip .28", "no upper clip"), (ENTROPY, "better"), (ACCURACY, None)),
-        "A higher upper clip keeps entropy",
+        "entropy {upper clip .2@mean policy/entropy} → {upper clip .28@mean policy/entropy}",
     ),
     Claim(
         "A loss per sequence makes wrong answers longer",
         "length-bias.csv",
         each(("per token", "dr_grpo"), (WRONG, "better"), (ACCURACY, None)),
-        "A loss per sequence lengthens wrong answers",
+        "tokens of a wrong answer {dr_grpo@mean tokens/wrong} → {per sequence@mean tokens/wrong}",
     ),
     Claim(
         "MaxRL raises pass@k where success is rare",
         "pass-at-k.csv",
         each(("rare: maxrl",), (PASS_8, "better"), (ACCURACY, None)),
-        "MaxRL raises pass@8 where success is rare",
+        "pass@8 {rare: grpo@pass@8} → {rare: maxrl@pass@8}",
     ),
     Claim(  # declared together with the next one
         "HICRA helps where a plan decides, and harms nothing elsewhere",
@@ -158,7 +161,7 @@ CLAIMS = (  # declared before their campaigns ran
             *each(("planning: oracle", "planning: random credit"), (WIDER, None)),
             *each(("decoy: oracle", "decoy: random credit"), (WIDER, None)),
         ),
-        "HICRA's credit helps where a plan decides",
+        "accuracy {planning: grpo@accuracy} → {planning: hicra@accuracy}: too little to matter",
     ),
     Claim(
         "SEPA helps where a plan decides, and harms nothing elsewhere",
@@ -168,19 +171,19 @@ CLAIMS = (  # declared before their campaigns ran
             *each(("decoy: sepa",), (WIDER, "not worse")),
             *each(("planning: gtpo", "decoy: gtpo"), (WIDER, None)),
         ),
-        "SEPA's credit helps where a plan decides",
+        "accuracy {planning: grpo@accuracy} → {planning: sepa@accuracy}",
     ),
     Claim(  # declared again, while it was taken for open
         "SEPA helps where a plan decides, and harms nothing elsewhere",
         "sepa-planning.csv",
         each(("sepa",), (WIDER, "better")),
-        "SEPA's credit helps where a plan decides",
+        "accuracy {grpo@accuracy} → {sepa@accuracy}",
     ),
     Claim(
         "Old rollouts harm, and truncated importance sampling repairs it",
         "off-policy.csv",
         each(("on-policy", "stale, tis"), (ACCURACY, "better")),
-        "Importance sampling repairs old rollouts",
+        "accuracy {stale@accuracy} → {stale, tis@accuracy} repaired, {on-policy@accuracy} without old rollouts",
     ),
     Claim(
         "The length claims on SmolLM2",
@@ -190,61 +193,61 @@ CLAIMS = (  # declared before their campaigns ran
             *each(("dca 0.2", "dca 1.0"), (TOKENS, "better"), (WIDER, "not worse")),
             *each(("penalty 0.01",), (WIDER, None), (TOKENS, None)),
         ),
-        "The first two, on SmolLM2",
+        "beta .2: tokens {grpo@avg_tokens} → {dca 0.2@avg_tokens}, accuracy {grpo@accuracy} → {dca 0.2@accuracy}",
     ),
     Claim(
         "LoRA learns as well as all weights",
         "lora.csv",
         each(("LoRA",), (WIDER, "not worse")),
-        "LoRA learns as well as all weights",
+        "accuracy: all weights {all weights@accuracy}, LoRA {LoRA@accuracy}",
     ),
     Claim(
         "Expert data help where the policy cannot start",
         "mix.csv",
         each(("mix",), (ACCURACY, "better"), (AREA, "better")),
-        "Expert data help where the policy cannot start",
+        "accuracy {grpo@accuracy} → {mix@accuracy}",
     ),
     Claim(
         "An expert's rows help beside reinforcement learning, and not alone",
         "mix-imitation.csv",
         (*each(("mix",), (ACCURACY, "better")), *each(("grpo",), (ACCURACY, "not worse"))),
-        "GRPO is no worse than copying an expert",
+        "accuracy: the rows alone {imitation@accuracy}, RL alone {grpo@accuracy}, both {mix@accuracy}",
     ),
     Claim(
         "Expert data help where success is rare",
         "mix-rare.csv",
         each(("mix",), (ACCURACY, "better"), (AREA, "better")),
-        "Expert data help where success is rare",
+        "accuracy {grpo@accuracy} → {mix@accuracy}, over all steps {grpo@area} → {mix@area}",
     ),
     Claim(
         "A process reward learned from outcomes needs fewer samples",
         "prime-chain.csv",
         each(("prime batch", "prime none"), (AREA, "better"), (ACCURACY, "not worse")),
-        "PRIME's process reward saves samples",
+        "accuracy over all steps {rloo@area} → {prime batch@area}",
     ),
     Claim(
-        "A mixture of easy and hard questions is learned no worse without the division",
+        "Easy and hard questions are learned as well without the division",
         "difficulty.csv",
         each(("not divided",), (ACCURACY, "not worse"), (EASY, None), (HARD, None)),
-        "Without dividing by the spread, learning is as good",
+        "accuracy: with the division {divided@accuracy}, without {not divided@accuracy}",
     ),
     Claim(
         "GTPO helps because of the tokens that it chooses",
         "placebo.csv",
         (*each(("planning: gtpo shuffled",), (WIDER, "worse")), *each(("planning: gtpo",), (WIDER, None))),
-        "It matters which tokens GTPO credits",
+        "accuracy {planning: gtpo shuffled@accuracy} at random tokens → {planning: gtpo@accuracy} at its own",
     ),
     Claim(
         "SEPA helps because of the tokens that it chooses",
         "placebo-sepa.csv",
         (*each(("planning: sepa shuffled",), (WIDER, "worse")), *each(("planning: sepa",), (WIDER, None))),
-        "It matters which tokens SEPA credits",
+        "accuracy {planning: sepa shuffled@accuracy} at random tokens → {planning: sepa@accuracy} at its own",
     ),
     Claim(
         "Two completions per prompt are enough",
         "two-completions.csv",
         (*each(("32 x 2",), (CLOSE, "not worse")), *each(("4 x 16",), (CLOSE, None))),
-        "Two completions per prompt are enough",
+        "accuracy {8 x 8@accuracy} → {32 x 2@accuracy}",
     ),
 )
 
@@ -353,46 +356,57 @@ def over_tokens(file: Path) -> str:
 
 
 def picture(rows: Sequence[tuple[Claim, list[Shown]]]) -> str:
-    """Draw two lines for each claim: its words, and its weakest expectation; right is as the claim says."""
-    height = _HEAD + _ROW * len(rows) + 6
-    note = "Right: as claimed. Left: the opposite. Shaded: too small to matter."
-    parts = [f'<rect width="{_WIDE}" height="{height}" rx="6" fill="#ffffff"/>', _text(10, 20, note, "#5d6670", 12)]
+    """Draw each claim: on the left its weakest expectation, on the right its name, its word and its figure."""
+    height = _HEAD + _ROW * len(rows) + 4
+    parts = [
+        f'<rect width="{_WIDE}" height="{height}" rx="6" fill="#ffffff"/>',
+        f'<line x1="{_LINE}" x2="{_LINE}" y1="8" y2="{height - 8}" stroke="{COLORS["open"]}" stroke-dasharray="2 3"/>',
+        _text(_LINE - 6, 20, _span("◂ opposite", COLORS["opposite"]), "end"),
+        _text(_LINE + 6, 20, _span("as claimed ▸", COLORS["reproduced"])),
+        _text(_WORDS, 20, _span("dot: difference of the means, with its 95% interval", COLORS["open"])),
+    ]
     for index, (claim, shown) in enumerate(rows):
         y = _HEAD + _ROW * index
-        color = COLORS[word(shown)]
-        parts.append(_text(10, y + 14, claim.plain))
-        parts.append(_text(_WIDE - 10, y + 14, word(shown), color, bold=True))
-        parts.append(_interval(*weakest(shown), y + 30, color))
-        parts.append(_text(_WIDE - 10, y + 34, change(claim, weakest(shown)[0]), "#5d6670"))
+        said = word(shown)
+        parts.append(_interval(*weakest(shown), y + 20, said))
+        parts.append(_text(_WORDS, y + 16, _span(claim.name, "#1b1f24")))
+        words = _span(f"{MARKS[said]} {said}:", COLORS[said], bold=True) + _span(f" {in_words(claim)}", COLORS["open"])
+        parts.append(_text(_WORDS, y + 33, words))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {height}" width="{_WIDE}" height="{height}" '
-        f'role="img">\n<style>text {{ font-family: Helvetica, Arial, "DejaVu Sans", sans-serif; }}</style>\n'
+        f'role="img">\n<style>text {{ font: 13px Helvetica, Arial, "DejaVu Sans", sans-serif; }}</style>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )
 
 
-def _text(x: float, y: float, words: str, color: str = "#1b1f24", size: int = 13, bold: bool = False) -> str:
-    anchor = "end" if x > _WIDE / 2 else "start"
+def _text(x: float, y: float, spans: str, anchor: str = "start") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{spans}</text>'
+
+
+def _span(words: str, color: str, *, bold: bool = False) -> str:
     weight = ' font-weight="bold"' if bold else ""
-    style = f'font-size="{size}" fill="{color}" text-anchor="{anchor}"{weight}'
-    return f'<text x="{x:g}" y="{y:g}" {style}>{svg_text(words)}</text>'
+    return f'<tspan fill="{color}"{weight}>{svg_text(words)}</tspan>'
 
 
-def _interval(one: Comparison, expected: Expected, y: float, color: str) -> str:
-    """Draw a difference with its interval and its margin on a scale of its own around 0."""
-    ends = sorted(direction(one, expected) * end for end in (one.difference.low, one.difference.high))
-    margin = one.outcome.margin or 0.0
-    scale = _HALF / (1.1 * max(*map(abs, ends), margin))
-    middle = 10 + _HALF
-    low, high = (middle + scale * end for end in ends)
-    center = middle + scale * direction(one, expected) * one.difference.value
+def _interval(one: Comparison, expected: Expected, y: float, said: Word) -> str:
+    """Draw a difference with its interval on a scale of its own, so that what is right of the line is as claimed.
+
+    The line is at the loss that the claim allows: at no difference, or for "not worse" at the margin.
+    """
+    value, *ends = (direction(one, expected) * number + allowance(one, expected) for number in one.difference)
+    scale = _HALF / max(map(abs, ends))
+    low, high = (_LINE + scale * end for end in sorted(ends))
+    fill, color = "#ffffff" if said == "open" else COLORS[said], COLORS[said]
     return (
-        f'<rect x="{middle - scale * margin:.1f}" y="{y - 9:g}" width="{2 * scale * margin:.1f}" height="18" '
-        f'fill="#e9ecef"/><line x1="{middle}" x2="{middle}" y1="{y - 9:g}" y2="{y + 9:g}" stroke="#5d6670" '
-        f'stroke-dasharray="2 3"/><line x1="{low:.1f}" x2="{high:.1f}" y1="{y:g}" y2="{y:g}" stroke="{color}" '
-        f'stroke-width="2.2"/><circle cx="{center:.1f}" cy="{y:g}" r="5" fill="{color}"/>'
+        f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y:g}" y2="{y:g}" stroke="{color}" stroke-width="2.2"/>'
+        f'<circle cx="{_LINE + scale * value:.1f}" cy="{y:g}" r="5" fill="{fill}" stroke="{color}" stroke-width="2"/>'
     )
+
+
+def allowance(one: Comparison, expected: Expected) -> float:
+    """Return the loss with which the expectation still holds."""
+    return one.outcome.margin or 0.0 if expected == "not worse" else 0.0
 
 
 def direction(one: Comparison, expected: Expected) -> int:
@@ -405,28 +419,26 @@ def weakest(shown: Sequence[Shown]) -> tuple[Comparison, Expected]:
 
     def distance(case: tuple[Comparison, Expected]) -> float:
         one, expected = case
-        allowed = one.outcome.margin or 0.0 if expected == "not worse" else 0.0
-        return (direction(one, expected) * one.mean.value + allowed) / one.mean.error
+        return (direction(one, expected) * one.mean.value + allowance(one, expected)) / one.mean.error
 
     return min(((one, expected) for one, expected in shown if expected is not None), key=distance)
 
 
-def change(claim: Claim, one: Comparison) -> str:
-    """Return the means of the baseline and of the condition: `accuracy .754 to .617`."""
-    measure = next(
-        each.measure
-        for each in claim.expectations
-        if each.condition == named(one) and each.measure.column == one.outcome.metric
+def in_words(claim: Claim) -> str:
+    """Return the figure of a claim, with the means of its results."""
+    return re.sub(r"\{(.+?)@(.+?)\}", lambda place: _mean(claim.results, place[1], place[2]), claim.figure)
+
+
+def _mean(results: str, condition: str, column: str) -> str:
+    """Return the mean of a column over the runs of a condition, which is named after its task if it has one."""
+    rows = read_results_file(HERE / results)
+    value = fmean(
+        float(row.metrics[column])
+        for row in rows
+        if condition == (f"{row.task}: {row.method}" if row.task else row.method)
     )
-    table = next(each for each in analysis(claim.results, measure).tables if each.task == one.task)
-    before, after = (fmean(table.values(label)) for label in (one.against, one.condition))
-    digits = ".1f" if before > 1 else ".3f"
-    numbers = [format(value, digits).removeprefix("0") for value in (before, after)]
-    return f"{PLAIN.get(plain_metric(one), plain_metric(one))} {numbers[0]} to {numbers[1]}"
-
-
-PLAIN = {"tokens/wrong": "tokens if wrong", "policy/entropy": "entropy", "area": "area under the curve"}
-"""Metric -> its name in the figures."""
+    digits = 1 if value > 1 else 3 if value > 0.1 or column == "accuracy" else 4
+    return f"{value:.{digits}f}".removeprefix("0")
 
 
 def plain_metric(one: Comparison) -> str:
