@@ -40,7 +40,8 @@ def search(file: Path, apart: float) -> dict[str, Any]:
         for lr in (own[condition["label"]] * factor for factor in (1 / apart, 1.0, apart))
     ]
     settings |= {"name": f"{loaded.name}-rates", "seeds": SEEDS, "conditions": conditions}
-    settings.pop("baseline", None)
+    for key in ("baseline", "looks"):  # of the conditions and seeds that the search replaces
+        settings.pop(key, None)
     if "warm_starts" in settings:
         settings["warm_starts"] = len(SEEDS)
     if "base" in settings:

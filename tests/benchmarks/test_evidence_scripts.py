@@ -1,14 +1,18 @@
-"""What the scripts beside the campaigns of the evidence compute."""
+"""What the scripts and plug-ins beside the campaigns of the evidence compute."""
 
 import json
 import math
 import random
 
 import pytest
+import torch
 
 from benchmarks.evidence import audit_and_training as audits
 from benchmarks.evidence import noise_of_credit
 from benchmarks.evidence.first_mistake import Steps, auc, figures, steps
+from benchmarks.evidence.plugins.one_sided import false_negatives, false_positives
+from benchmarks.evidence.plugins.signs import signs
+from retrain.lab.tasks.noisy import flipped
 from retrain.tools.prm_scores import ScoredRow
 from tests.campaign.tables import write_cell
 
@@ -87,3 +91,19 @@ def test_parts_of_the_tokens_have_shares_of_signal_and_variance(train, capsys):
             assert one[1] + other[1] == pytest.approx(1, abs=0.011), "gradients add up"
         assert sharp[0] == pytest.approx(90, abs=1)
     assert lines[0].endswith(" 0.000  1.00 [1.00, 1.00]")
+
+
+def test_credit_is_weighed_by_its_sign():
+    credit = torch.tensor([[2.0, -3.0], [0.0, 4.0]])
+    assert signs(credit, above=0.1).tolist() == [[pytest.approx(0.2), -3.0], [0.0, pytest.approx(0.4)]]
+    assert signs(credit, below=0.0).tolist() == [[2.0, 0.0], [0.0, 4.0]]
+
+
+@pytest.mark.parametrize(("verdict", "right", "wrong"), [(false_positives, 0.0, 0.3), (false_negatives, 0.3, 0.0)])
+def test_verdicts_are_wrong_in_one_direction_only(verdict, right, wrong):
+    drawn = [{"id": f"{index}", "extra": {"flips": 0.3}} for index in range(2000)]
+    assert sum(verdict("so 5", "5", problem) == 0 for problem in drawn) / 2000 == pytest.approx(right, abs=0.04)
+    assert sum(verdict("so 6", "5", problem) == 1 for problem in drawn) / 2000 == pytest.approx(wrong, abs=0.04)
+    mistaken = [flipped("so 6", "5", problem) for problem in drawn]
+    assert wrong == 0.0 or [verdict("so 6", "5", problem) for problem in drawn] == mistaken, "the same as in both"
+    assert verdict("so 5", "5", {"id": "0", "extra": {}}) == 1.0, "held-out answers are judged rightly"
