@@ -44,8 +44,9 @@ def mean_interval(values: Sequence[float], z: float = 1.96) -> tuple[float, floa
     count = len(values)
     mean = sum(values) / count
     variance = sum((value - mean) ** 2 for value in values) / count / count
-    # Equal scores have no variance to estimate from, so each problem counts as one trial.
-    size = mean * (1 - mean) / variance if variance > 0 and 0 < mean < 1 else float(count)
+    # Equal scores have no variance to estimate from, so each problem counts as one trial. They are compared, because
+    # rounding leaves ten scores of 0.1 a variance of 1e-34, which would be an interval of length 0.
+    size = mean * (1 - mean) / variance if min(values) < max(values) else float(count)
     center = (mean + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(mean * (1 - mean) / size + z * z / (4 * size * size))
     return mean, max(0.0, center - half), min(1.0, center + half)
@@ -87,6 +88,7 @@ def ratio_interval(
     """
     count, size = len(totals), sum(sizes)
     mean = sum(totals) / size
+    # A single problem says nothing about the spread between problems.
     if count < 2:
         return mean, None, None
     spread = sum((total - mean * n) ** 2 for total, n in zip(totals, sizes, strict=True))
@@ -126,5 +128,5 @@ def aes(accuracy: float, base_accuracy: float, tokens: float, base_tokens: float
     """
     length = (base_tokens - tokens) / base_tokens if base_tokens else 0.0
     gain = (accuracy - base_accuracy) / base_accuracy if base_accuracy else 0.0
-    part = (3.0 if gain >= 0 else 5.0) * gain
-    return length + part, length, part
+    weighted_gain = (3.0 if gain >= 0 else 5.0) * gain
+    return length + weighted_gain, length, weighted_gain

@@ -59,6 +59,12 @@ def test_unanimous_problems_still_leave_doubt(values):
     assert 0.1 < high - low < 0.2
 
 
+@pytest.mark.parametrize("right", [1, 2, 3, 7])
+def test_equal_shares_are_as_uncertain_as_single_answers(right):
+    answers = [1.0] * right + [0.0] * (10 - right)
+    assert mean_interval([right / 10] * 10) == pytest.approx(mean_interval(answers))
+
+
 def test_averages_over_several_samples_narrow_the_interval():
     single, several = mean_interval([0.0, 1.0] * 50), mean_interval([0.25, 0.75] * 50)
     assert several[2] - several[1] < single[2] - single[1]
