@@ -66,6 +66,7 @@ def gtpo(
     References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (the idea; here the weight is linear in h/m).
     """
     mean = span_mean(per, uncertainty, response_mask, turn_ids)
+    # 1e-8 keeps 0 / 0 out of sequences without uncertainty, which the next line leaves unchanged.
     weight = (1 + beta * (F.masked.keep(uncertainty, response_mask) / (mean + 1e-8) - 1)).clamp(min=0)
     return advantages * weight.where(mean >= 1e-7, 1.0)
 
@@ -97,6 +98,7 @@ def sepa(
     """
     lam = min(max(float(sepa_lambda), 0.0), 1.0)
     execution = response_mask & ~planning_mask.bool()
+    # A sequence without execution tokens has the mean 0, which no token gets.
     pooled = lam * span_mean(per, uncertainty, execution, turn_ids) + (1 - lam) * uncertainty
     return pooled.where(execution, uncertainty)
 
@@ -136,9 +138,13 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     Args:
         advantages: [N, T]; response_mask: [N, T] bool.
     Returns:
-        [N, T] without unit; 0 for a batch of one token.
+        [N, T] without unit; 0 if all advantages are equal, as in a batch of one token.
     References: Hu et al., REINFORCE++, arXiv:2501.03262.
     """
+    tokens = advantages[response_mask]
+    # Equal advantages may differ from their mean by rounding, and 1e-8 divided by 1e-4 would be credit.
+    if bool((tokens == tokens[:1]).all()):
+        return advantages.new_zeros(advantages.shape)
     mean = F.masked.masked_mean(advantages, response_mask)
     variance = F.masked.masked_variance(advantages, response_mask, ddof=1)
     return F.masked.keep((advantages - mean) / (variance + 1e-8).sqrt(), response_mask)

@@ -92,7 +92,11 @@ def test_whiten_equals_the_printed_formula(rows):
         assert row == pytest.approx(want, abs=1e-6)
 
 
-def test_whiten_gives_one_token_zero():
+@pytest.mark.parametrize("rows", [1, 3])
+def test_whiten_gives_equal_advantages_no_credit(rows):
+    given_ = columns([(0.1, [(-1.0, False)] * 7)] * rows)
+    given_["advantages"] = given_["advantages"].float()
+    assert call("transform", "whiten", given_).abs().max() == 0
     assert call("transform", "whiten", columns([(3.0, [(-1.0, False)])])).sum() == 0
 
 
