@@ -120,7 +120,8 @@ def _within(grams: tuple[str, ...], words: Sequence[int]) -> tuple[str, ...]:
 
 
 def _words(gram: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"[^\s,;:.!?*]+", normalize(gram)))
+    # What `_BETWEEN` matches separates words, except for a hyphen, which may be inside a word.
+    return tuple(re.findall(r"[^\s,;:.!?\u2026\u2013\u2014*]+", normalize(gram)))
 
 
 def _from_text(text: str) -> Any:
@@ -151,6 +152,7 @@ def _checked(grams: Any, source: str) -> tuple[str, ...]:
             raise ComponentError(
                 f"{source} contains {gram!r}, which is not a phrase", "write every gram as text with words"
             )
+    # A phrase that is listed twice would count twice in the number of grams.
     return tuple(dict.fromkeys(grams))
 
 
@@ -163,14 +165,14 @@ class GramPattern:
 
     def __init__(self, grams: Sequence[str]) -> None:
         words = {_words(gram) for gram in grams}
+        # A lookahead consumes nothing, so that the next match may begin inside this one.
         self._pattern = re.compile(rf"(?<!\w)(?=({_alternation(words)}))")
-        self._between = re.compile(_BETWEEN)
 
     def find(self, text: str) -> Iterator[tuple[int, int, str]]:
         """Yield (start, end, gram) of every match in normalized text, ordered by start."""
         for match in self._pattern.finditer(text):
             start, end = match.span(1)
-            yield start, end, self._between.sub(" ", match[1])
+            yield start, end, re.sub(_BETWEEN, " ", match[1])
 
 
 def _alternation(grams: set[tuple[str, ...]]) -> str:
@@ -179,7 +181,9 @@ def _alternation(grams: set[tuple[str, ...]]) -> str:
     for first, *rest in grams:
         rests.setdefault(first, set()).add(tuple(rest))
     branches: list[str] = []
+    # Longer words first; the order of a set of texts would differ between processes.
     for word in sorted(rests, key=lambda word: (-len(word), word)):
+        # The continuation comes before the end of a gram, so that the longest gram wins.
         longer = rests[word] - {()}
         ways = [_BETWEEN + _alternation(longer)] if longer else []
         ways += [r"(?!\w)"] if () in rests[word] else []

@@ -35,6 +35,11 @@ def test_case_space_and_punctuation_do_not_matter(text):
     assert found(text) == ["wait let me"]
 
 
+@pytest.mark.parametrize("gram", ["wait\u2026 let me", "wait \u2014 let me", "Wait, let\u2013me"])
+def test_punctuation_of_a_gram_does_not_matter(gram):
+    assert found("Wait, let me", [gram]) == ["wait let me"]
+
+
 def test_typographic_apostrophes():
     assert found("No, that\u2019s not right; that doesn\u02bct work") == ["that's not right", "that doesn't work"]
 
