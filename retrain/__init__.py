@@ -51,6 +51,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
+    # Python and its tools ask for names such as __path__, which must not import the registry.
     if not name.startswith("_") and name in (kinds := importlib.import_module("retrain.registry")).KINDS:
         return kinds.KINDS[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -126,10 +126,13 @@ def train(file: str | Path | Mapping[str, Any], *, fresh: bool = False, plain: b
         RetrainError: the run failed; the message is that of the command.
         KeyboardInterrupt: Ctrl-C, or "interrupt" in a notebook.
     """
+    # Before the import of torch, which reads the setting once.
     _choose_waiting()
     path, text = (_DICT, _as_toml(file)) if isinstance(file, Mapping) else (file, None)
+    # As flags of `--set`, so that overrides are checked and reported as on the command line.
     loaded = load(path, _as_flags(overrides), text)
     warn(loaded.warnings)
+    # After the configuration is checked, because these modules import torch, which takes seconds.
     from retrain.cli.run_display import display
     from retrain.run.session import Resume, run
 

@@ -31,6 +31,7 @@ def compute_advantage_for_slime(args: Any, samples: Sequence[Any]) -> tuple[list
     """
     flat = list(_flat(samples))
     rewards = [float(sample.get_reward_value(args)) for sample in flat]
+    # Without a loss mask, slime trains on every token of the response.
     lengths = [sample.response_length if sample.loss_mask is None else sum(sample.loss_mask) for sample in flat]
     advantages = compute_advantage(
         rewards,
@@ -63,6 +64,7 @@ async def reward_for_slime(args: Any, sample: Any) -> Any:
         "max_tokens": getattr(args, "rollout_max_response_len", 0),
     }
     params = getattr(args, "retrain_reward_params", None) or {}
+    # Scoring waits for a worker process, which must not stop slime's event loop.
     result = await asyncio.to_thread(score, getattr(args, "retrain_reward", "boxed_math"), params, item)
     return result.value or 0.0
 

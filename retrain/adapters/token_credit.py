@@ -46,14 +46,17 @@ def load_credit(
     algorithm["transform_mode"] = transform if isinstance(transform, str) else list(transform)
     if mode is not None:
         algorithm["advantage_mode"] = mode
+        # A plug-in has no table of its own.
         table = algorithm.setdefault("advantage_params", {}) if is_dotted(mode) else {}
         if not is_dotted(mode) and params:
             table = data.setdefault(find("advantage", mode).table, {})
         table.update(params)
+    # Messages name the caller's argument, because there is no file with lines.
     source, names = arguments
     places: dict[Path, Place] = {(table,): Place(source, 0, 0, (table,)) for table in data}
     places |= {key: Place(source, 0, 0, (name,)) for key, name in names.items()}
     loaded = validate(Document(source, data=data, places=places))
+    # A parameter that nothing reads is a mistake, as it is in a run's file.
     mistakes, _ = judged(loaded.unread.items(), overridden=False)
     if mistakes:
         raise ConfigError(mistakes)
@@ -72,6 +75,7 @@ class TokenCredit:
     """
 
     def __init__(self, loaded: LoadedConfig, resources: Mapping[str, Any], has_advantages: bool = False) -> None:
+        # The trainer decides which completions it trains on.
         stages = replace(loaded.components.stages(), filter=bind("filter", "none"))
         if has_advantages:
             stages = replace(stages, advantage=None)

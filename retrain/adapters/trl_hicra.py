@@ -43,6 +43,7 @@ class HICRAConfig(_trl.GRPOConfig):
 
     def tables(self) -> Tables:
         """Return the tables `[hicra]` and `[planning]` for these parameters."""
+        # The default of HICRA's documentation for TRL; that of this package is another list.
         grams = "math" if self.strategic_grams is None and self.strategic_grams_path is None else self.strategic_grams
         planning = {
             "strategic_grams": grams,
@@ -86,6 +87,7 @@ class HICRATrainer(AdvantageMixin, _trl.GRPOTrainer):
             raise TypeError(f"args is a {type(args).__name__}; HICRATrainer takes a HICRAConfig")
         self.retrain_tables = args.tables()
         self._use_hicra = args.use_hicra
+        # Before the model is loaded, which may take minutes.
         load_credit(None, {}, self.retrain_transform, self.retrain_tables, ("HICRAConfig", _NAMES))
         trainer: Any = super()
         trainer.__init__(model=model, reward_funcs=reward_funcs, args=args, **others)
@@ -94,5 +96,6 @@ class HICRATrainer(AdvantageMixin, _trl.GRPOTrainer):
         """Return TRL's batch, with amplified advantages unless `use_hicra` is False."""
         if self._use_hicra:
             return super()._generate_and_score_completions(inputs)
+        # Past the mixin, to GRPOTrainer itself.
         trainer: Any = super(AdvantageMixin, self)
         return trainer._generate_and_score_completions(inputs)

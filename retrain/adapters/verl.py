@@ -39,6 +39,7 @@ def compute_advantage_for_verl(
     """
     lengths = response_mask.sum(-1).long()
     rewards = token_level_rewards.sum(-1)
+    # verl pads responses to its limit, so the width is the maximum number of tokens.
     width = int(response_mask.shape[-1])
     values = compute_advantage(rewards, lengths, index, mode, max_tokens=width, **params)
     advantages = values[:, None] * response_mask
@@ -95,5 +96,6 @@ def _estimator(mode: str) -> Estimator:
     return estimator
 
 
+# verl only imports the module, so that the import itself must register.
 if importlib.util.find_spec("verl") is not None:
     register()

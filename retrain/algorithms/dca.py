@@ -13,6 +13,7 @@ from retrain.registry import advantage
 if TYPE_CHECKING:
     from torch import Tensor
 
+# The deviation of equal lengths is 0, and a sigmoid is flat beyond 20.
 _EPS = 1e-8
 _Z_LIMIT = 20.0
 
@@ -82,6 +83,7 @@ def dca_rloo(  # noqa: PLR0913 - four columns and three keys
 
 
 def _measured(unit: Unit, lengths: Tensor, turn_ids: Tensor) -> Tensor:
+    # Turns are numbered from 0, so the last number is one less than their count.
     return lengths if unit == "tokens" else turn_ids.amax(-1) + 1
 
 
@@ -99,10 +101,12 @@ def length_scores(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor
     tokens = lengths.double()
     spread = F.groups.group_std(tokens, group_ids, correct)
     z = (tokens - F.groups.group_mean(tokens, group_ids, correct)) / (spread + _EPS)
+    # Equal lengths have no spread, and rounding divided by 1e-8 would be a score.
     return z.where(spread >= _EPS, 0.0).clamp(-_Z_LIMIT, _Z_LIMIT).sigmoid()
 
 
 def _scaled(brevity: Tensor, correct: Tensor, group_ids: Tensor, dynamic: bool) -> Tensor:
+    # Statistics of the correct rows mean nothing on wrong ones: brevity is no merit of a wrong answer.
     brevity = brevity.where(correct, 0.0)
     if not dynamic:
         return brevity

@@ -28,6 +28,7 @@ def uninformative(advantages: Tensor, correct: Tensor, group_ids: Tensor) -> tup
         [N] bool, and the number of groups dropped as skipped/all_correct, skipped/all_wrong and skipped/other.
     """
     alive = (advantages != 0).any(-1)
+    # A whole group stays or goes: its other rows are the baseline of the rows with credit.
     keep = F.groups.group_size(group_ids, alive) > 0
     return keep, _skipped(keep, correct, group_ids)
 
@@ -77,7 +78,7 @@ def accuracy_band(
 @filter("none")
 def none(group_ids: Tensor) -> Tensor:
     """Keep every row; returns [N] bool, all True."""
-    return group_ids.bool() | True
+    return group_ids.bool() | True  # `torch.ones_like` needs torch, which this module does not import
 
 
 def _skipped(keep: Tensor, correct: Tensor, group_ids: Tensor) -> dict[str, float]:
@@ -86,6 +87,7 @@ def _skipped(keep: Tensor, correct: Tensor, group_ids: Tensor) -> dict[str, floa
     right = F.groups.group_size(group_ids, correct)
 
     def groups(rows: Tensor) -> float:
+        # Groups and not rows, because a group is dropped as a whole.
         return float(len(group_ids[~keep & rows].unique()))
 
     return {

@@ -83,6 +83,7 @@ def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys
         spans = [response_mask & (turn_ids == turn) for turn in range(int(turn_ids.max()) + 1)]
     high = reduce(or_, (pick(entropy, span, entropy_topk) for span in spans))
     succeeds = span_mean(per, advantages, response_mask, turn_ids) > 0
+    # float64, so that a length equal to the mean does not exceed it by rounding.
     longer = lengths.double() > F.groups.group_mean(lengths.double(), group_ids)
     selected = high & succeeds & longer[:, None]
     if use_planning_tokens:
@@ -92,6 +93,7 @@ def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys
 
 def _amplified(advantages: Tensor, selected: Tensor, mask: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
     """Return A + alpha * |A| on selected response tokens, A elsewhere, and the metrics of `hicra`."""
+    # |A| and not A: planning tokens of failures lose less, instead of being blamed more.
     gain = F.masked.keep(alpha * advantages.abs(), selected & mask)
     return advantages + gain, {
         "hicra/amplified_token_ratio": float(F.masked.masked_mean((gain != 0).to(gain.dtype), mask)),

@@ -44,6 +44,7 @@ def sequence_mean(mask: Tensor) -> Tensor:
     References: Shao et al., DeepSeekMath, arXiv:2402.03300.
     """
     tokens = mask.sum(-1, keepdim=True)
+    # The clamps give rows and batches without tokens the weight 0 instead of 0 / 0.
     return mask / tokens.clamp(min=1) / (tokens > 0).sum().clamp(min=1)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SURPRISAL_LIMIT = 50.0
+"""Nats. A log-prob may be as low as -1e4 (`FLOOR`), and one such token would outweigh its whole sequence."""
 
 
 @uncertainty("surprisal")

@@ -31,6 +31,7 @@ class Strategy(Addition):
 
     def _draw(self, rng: Random) -> tuple[int, int]:
         a, b = super()._draw(rng)
+        # Without a carry both strategies give the same answer, and the problem would not tell them apart.
         while without_carries(a, b) == a + b:
             a, b = super()._draw(rng)
         return a, b
@@ -55,4 +56,5 @@ class Rare(Strategy):
     practice: int = 8_000
 
     def _habits(self, index: int) -> Habits:
+        # The habits of `strategy`, from which the policy learns to execute the column method.
         return replace(self, p_quick=0.6) if index < self.practice else self

@@ -116,6 +116,7 @@ def _unusual_attention(model: Any) -> str | None:
     if other := sorted(kinds - {"full_attention", "sliding_attention"}):
         return f"it has layers of kind {', '.join(other)}"
     window = getattr(config, "sliding_window", None)
+    # A config without kinds has one window for all layers.
     slides = "sliding_attention" in kinds or not kinds
     if slides and window is not None and window < positions(model):
         return f"its attention slides over {window} tokens"
@@ -131,6 +132,7 @@ def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     import torch
 
     with torch.device("meta"):
+        # A copy, because building a model writes into its config.
         bare = type(model)._from_config(copy.deepcopy(model.config))
     return {name: tuple(value.shape) for name, value in bare.state_dict().items()}
 
@@ -146,6 +148,7 @@ def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str,
         if name in shapes and shapes[name] != shape:
             wrong.append(f"{name} has shape {list(shapes[name])}, not {list(shape)}")
     if wrong:
+        # Another model differs in hundreds of names.
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise EngineError(
             f"these weights do not fit the sampler's model: {'; '.join(wrong[:3])}{more}; "

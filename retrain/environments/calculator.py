@@ -9,6 +9,7 @@ from pydantic import Field
 
 from retrain.environments.contract import EpisodeGenerator, Observation, environment
 
+# Up to nine digits: Python refuses to make an integer of thousands of them.
 _CALL = re.compile(r"=\s*(\d{1,9})\+(\d{1,9})\s*")
 _FINAL = re.compile(r"so (\d{1,10})\s*")
 

@@ -22,6 +22,7 @@ def matmul_dtype(device: torch.device) -> torch.dtype:
 def peak_memory(device: torch.device) -> float:
     """Return the peak memory of this process in bytes, on the GPU if the device is one, else in main memory."""
     if device.type == "cuda":
+        # Reserved and not allocated: what the caching allocator keeps is lost to other processes, too.
         return float(torch.cuda.max_memory_reserved(device))
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage reports bytes on macOS and kilobytes on Linux
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

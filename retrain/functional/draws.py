@@ -28,7 +28,9 @@ def draw(
     else:
         logprobs = torch.log_softmax(truncate(logits / temperature, top_k, top_p), -1)
         cdf = logprobs.exp().cumsum_(-1)
+        # Rounding leaves the last sum near 1; scaled by it, a draw never lies beyond the last possible token.
         targets = uniform[:, None] * cdf[:, -1:]
+        # `right`, so that a draw of 0 skips leading tokens of probability 0.
         # NaN logits give the index V, which is clamped to a valid index; the caller reports the NaN log-prob.
         tokens = torch.searchsorted(cdf, targets, right=True)[:, 0].clamp_max_(logits.shape[-1] - 1)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
@@ -50,6 +52,7 @@ def truncate(logits: Float[Tensor, "R V"], top_k: int, top_p: float) -> Float[Te
         logits = logits.masked_fill(logits < least, -torch.inf)
     if top_p < 1:
         ordered, order = logits.sort(-1, descending=True)
+        # Probability of all tokens before each one. `roll` puts the total before the first, which is always kept.
         before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
         beyond = before >= top_p
         beyond[:, 0] = False

@@ -29,6 +29,7 @@ def group_mean(
     if members is None:
         members = torch.ones_like(group_ids, dtype=torch.bool)
     index, count = _index(group_ids)
+    # Rows outside `members` must not be the minimum. A group without members keeps infinity, which becomes 0.
     outside = values.masked_fill(~members, torch.inf)
     lowest = values.new_full((count,), torch.inf).scatter_reduce(0, index, outside, "amin")
     lowest = lowest.where(lowest.isfinite(), 0.0)[index]
@@ -46,6 +47,7 @@ def group_std(
     centered = values - group_mean(values, group_ids, members)
     if members is not None:
         centered = centered.where(members, 0.0)
+    # Below, the clamp avoids 0 / 0; groups that it changes are set to 0.
     degrees = group_size(group_ids, members) - ddof
     variance = group_sum(centered.square(), group_ids) / degrees.clamp(min=1)
     return variance.where(degrees > 0, 0.0).sqrt()
@@ -59,6 +61,7 @@ def leave_one_out(
     Rows outside `members` get meaningless values, which the caller must mask.
     """
     n = group_size(group_ids, members).to(values.dtype)
+    # The factor n/(n-1) leaves the row itself out without a second pass over the group.
     return (values - group_mean(values, group_ids, members)) * n / (n - 1).clamp(min=1)
 
 
@@ -86,12 +89,15 @@ def has_credit(
 
     sizes = largest(advantages.abs().amax(-1))
     scale = largest(rewards.abs())
+    # The largest negated reward is minus the smallest reward.
     equal = largest(rewards) + largest(-rewards) <= ROUNDING * scale
+    # Unequal rewards have no scale: 1000 and 1001 differ by little, and still deserve credit.
     noise = ROUNDING * torch.where(equal, torch.maximum(scale, sizes.max()), sizes.max())
     return (sizes > noise)[index]
 
 
 def _index(group_ids: Int[Tensor, " N"]) -> tuple[Int[Tensor, " N"], int]:
     """Return the groups renumbered as 0..count-1, and their count."""
+    # Ids of groups have gaps and may be large; index_add needs 0..count-1.
     unique, index = torch.unique(group_ids, return_inverse=True)
     return index, len(unique)

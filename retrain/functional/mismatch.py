@@ -40,6 +40,7 @@ class Mismatch:
             sampler_logprobs: [N, T] log-probs by the sampler.
             mask: [N, T] response tokens.
         """
+        # float64, because sums over many micro-batches lose digits in float32.
         difference = log_ratio(logprobs.detach(), sampler_logprobs, mask)[mask].double()
         ratio = difference.exp()
         kl = ratio - 1 - difference
@@ -47,6 +48,7 @@ class Mismatch:
         sums = torch.stack([torch.ones_like(ratio), size, kl, ratio, ratio.square()]).sum(-1)
         if not len(ratio):
             return Mismatch(sums, torch.zeros(3, dtype=torch.float64, device=sums.device))
+        # max 1/rho instead of min rho, so that `+` can take the maximum of all three.
         return Mismatch(sums, torch.stack([size.max(), ratio.max(), 1 / ratio.min()]))
 
     def __add__(self, other: "Mismatch") -> "Mismatch":
@@ -98,6 +100,7 @@ def is_stale(sampler: Float[Tensor, " n"], new: Float[Tensor, " n"], old: Float[
         old: [n] log-probs of the same tokens by the old policy.
     """
     moved = (new - old).abs()
+    # A token that did not move cannot tell the policies apart. If most did not, the median is 0.
     chosen = (moved > 0) & (moved >= moved.median())
     votes = int(chosen.sum())
     if not votes:

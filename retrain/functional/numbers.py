@@ -19,6 +19,7 @@ from fractions import Fraction
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _NUMBER = re.compile(
     rf"([-+\u2212]?)(?:(?:(\d+) )?({_WHOLE})/([-+\u2212]?{_WHOLE})"
+    # Three digits of an exponent: 10 ** 999999999 would fill the memory.
     rf"|({_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE]([-+\u2212]?\d{{1,3}}))?)",
     re.ASCII,
 )
@@ -138,6 +139,7 @@ def last_number(text: str) -> str | None:
     text = _normalized(text)
     if not text.isascii():
         text = _UNSPACED.sub("\n", _MULTIPLE.sub(_TIMES, text))
+    # Each round either returns or cuts a name such as H2O off the end.
     while (last := max(map(text.rfind, "0123456789"))) >= 0:
         start, end = _token_around(text, last)
         parts = _SPLIT.split(text[start:end])
@@ -172,6 +174,7 @@ def _token_around(text: str, position: int) -> tuple[int, int]:
     """Return start and end of the token that contains the digit at a position."""
     start = end = position
     lowest, highest = max(0, position - _MAX_LENGTH), min(len(text), position + _MAX_LENGTH)
+    # Bounded, because a completion may be one token of a million digits.
     while start > lowest and (text[start - 1].isalnum() or text[start - 1] in _JOINING):
         start -= 1
     while end < highest and (text[end].isalnum() or text[end] in _JOINING):
@@ -182,8 +185,10 @@ def _token_around(text: str, position: int) -> tuple[int, int]:
 def _normalized(text: str) -> str:
     """Return the text with fractions, signs, powers and thousands in plain notation, and operators without spaces."""
     if not text.isascii():
+        # `_PLAIN` comes last: it makes other full-width commas separators, and the bar of a vulgar fraction a slash.
         text = _FULL_WIDTH_COMMA.sub(",", _VULGAR.sub(_vulgar, text)).translate(_PLAIN)
         text = _DIGIT.sub(lambda match: str(unicodedata.decimal(match[0])), text)
+    # Before `_PRODUCT`, which would read the 0.1(6) of 1/6 as a product.
     text = _REPEATING.sub(_repeating, text) if "." in text else text
     if "\\" in text:
         text = _FRAC.sub(_fraction, text)
@@ -193,10 +198,12 @@ def _normalized(text: str) -> str:
         text = text.replace("{,}", ",").replace("^{", "^").replace("_{", "_")
     if "(" in text or "!" in text:
         text = _PRODUCT.sub(_TIMES, _FACTORIAL.sub(_TIMES, _FUNCTION.sub(_ROOT, text)))
+    # Only between operands: other pairs of asterisks are Markdown's bold type.
     text = _THOUSANDS.sub("", _POWER.sub("^", text) if "**" in text else text)
     text = _CURRENCY.sub("", _SPACED_SIGN.sub(r"\1", text))
     if not text.isascii():
         text = re.sub(rf" (?={_PI})", "", _AFTER_ROOT.sub("", text))
+    # An operator joins its operands into one token, which is not a number: 12 + 7 is not 7.
     return _BRACKET.sub("", _OPERATOR.sub(lambda match: match[0] if match[0] in "/^+\u2212" else _TIMES, text))
 
 
@@ -212,6 +219,7 @@ def _vulgar(match: re.Match[str]) -> str:
 
 def _fraction(match: re.Match[str]) -> str:
     sign, *signs, above, whole, below, other = (match[group] or "" for group in (1, 2, 5, 3, 4, 6, 7))
+    # Two minus signs cancel: -\frac{-1}{2} is 1/2.
     minus = sum(map(bool, signs)) + (sign not in ("", "+"))
     joined = match.string[match.end() : match.end() + 1].isalpha()  # a unit, or a variable
     return f" {'-' * (minus % 2)}{above or whole}/{below or other}{' ' * (not joined)}"
@@ -220,6 +228,7 @@ def _fraction(match: re.Match[str]) -> str:
 def _repeating(match: re.Match[str]) -> str:
     sign, whole, digits, *repeated = match.groups("")
     period = "".join(repeated)
+    # Python refuses to make an integer of more than 4,300 digits.
     if len(whole + digits + period) > _MAX_LENGTH:
         return match[0]
     above = int(whole + digits + period) - int(whole + digits)

@@ -23,6 +23,7 @@ def unpack(packed: Float[Tensor, "N L"], mask: Bool[Tensor, "N T"]) -> Float[Ten
 def discounted_sum(packed: Float[Tensor, "N L"], discount: float | Float[Tensor, " N"]) -> Float[Tensor, "N L"]:
     """Discounted sum of the values from each position to the end of the row: sum_{s>=t} discount^(s-t) * x_s."""
     sums, ahead = torch.empty_like(packed), packed.new_zeros(len(packed))
+    # A loop, because a cumulative sum of x_t * discount^t, divided by discount^t, underflows in long rows.
     for position in reversed(range(packed.shape[1])):
         ahead = sums[:, position] = packed[:, position] + discount * ahead
     return sums

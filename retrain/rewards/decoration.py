@@ -72,9 +72,11 @@ def undecorated(text: str) -> str:
     """
     if len(text) > _MAX_LENGTH:
         return text
+    # Size commands go first, because they may follow the punctuation at the end.
     ended = _ENDS.sub("", _SIZE.sub("", text))
     plain = _CODE.sub("$", _STYLE.sub("", _COLOR.sub("", _PERCENT.sub("%", ended))))
     plain = _SPACE.sub(" ", plain).replace(r"\!", "")
+    # Fonts and brackets may be nested.
     while (inside := _IN_FONT.sub(_unwrap_digits, plain)) != plain:
         plain = inside
     plain = " ".join(plain.split())
@@ -84,6 +86,7 @@ def undecorated(text: str) -> str:
         sign, number, percent, last = match.groups()
         number = sign + number.strip()
         if read_number(number) is not None:
+            # Kept, because 50% and 50 are different answers.
             return number + ("%" if percent or last else "")
     return _ENDS.sub("", ended.replace(r"\$", ""))
 

@@ -85,7 +85,7 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
     settings = Settings(*hello)
     try:
         rewards = [load(*reward, settings) for reward in settings.rewards]
-    except BaseException as error:
+    except BaseException as error:  # also SystemExit: a module may call sys.exit when it is imported
         if isinstance(error, ComponentError):
             return ["refused", error.problem, error.fix, error.trace], None
         return ["raised", described(error), "", own_frames(error)], None
@@ -129,6 +129,7 @@ def evaluate(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[R
 
 async def _score_concurrently(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
     """Score completions concurrently: one coroutine per item, or a single one for a reward that takes a batch."""
+    # One time limit per completion, so that a slow one does not fail the others.
     shares = [items] if reward.form.batch else [[item] for item in items]
     return [
         result
@@ -154,6 +155,7 @@ async def _await_reward(reward: LoadedReward, items: Sequence[Mapping[str, Any]]
 def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
     with suppress(MemoryError):
         return RewardResult("error", detail=f"{reward.name} raised {described(error)}", trace=own_frames(error))
+    # Memory is so short that not even the message fits.
     return RewardResult("error", detail=f"{reward.name} raised {type(error).__name__}")
 
 
@@ -161,6 +163,7 @@ def _to_results(reward: LoadedReward, returned: Any, count: int) -> list[RewardR
     """Convert the return value of a reward to `count` results; to a single one if it is invalid."""
     if not reward.form.batch and reward.form.name != "group":
         return [_to_result(reward.name, returned)]
+    # An array or a tensor; this process may not have imported its library.
     values: Any = returned.tolist() if hasattr(type(returned), "tolist") else returned
     if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != count:
         expected = f"expected a list of {count}, one for each completion"
@@ -178,6 +181,7 @@ def _to_result(name: str, value: Any) -> RewardResult:
             for key, inner in cast("Mapping[Any, Any]", value).items()
             if (number := _number(inner)) is not None
         }
+        # What remains are the parts. A dict without a "score" says nothing of the reward.
         score = named.pop("score", None)
         return invalid(name, value) if score is None else RewardResult("ok", score, named)
     number = _number(value)
@@ -188,6 +192,7 @@ def _number(value: Any) -> float | None:
     """Convert a number, or an array or tensor of one element, to a float; return None if it cannot be a reward."""
     with suppress(OverflowError, TypeError, ValueError, RuntimeError):
         number = value if isinstance(value, Real | Decimal) else value.item() if hasattr(value, "item") else None
+        # `item` may also return a text or a complex number.
         if isinstance(number, Real | Decimal) and is_reward(number := float(number)):
             return number
     return None

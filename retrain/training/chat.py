@@ -91,6 +91,7 @@ class Chat:
         """
         prompt = self.of(problem).prompt(problem.prompt)
         tools: Sequence[Mapping[str, Any]] = problem.template.get("tools", ())
+        # A template without tools renders the prompt all the same, and the model would never learn of them.
         hidden = [name for tool in tools if (name := str(tool.get("function", tool).get("name"))) not in prompt.text]
         if hidden:
             raise DataError(
@@ -122,6 +123,7 @@ class Chat:
         """
         visible: list[list[int]] = [[]]
         for token in self._after_opening(ids):
+            # Runs are decoded as a whole, because a character may consist of several tokens.
             if token not in self._markers:
                 visible[-1].append(token)
             elif visible[-1]:
@@ -199,6 +201,7 @@ class Chat:
                 )
             ids += self.encode(prompt.text[len(rendered) :]) if rendered else prompt.ids
             start = len(ids)
+            # Encoded by itself: sampled tokens never merge with the prompt's last ones.
             ids += [*self._answer_opening, *self.encode(answer), self.end_id]
             spans.append((start, len(ids)))
             opening = str(self.tokenizer.decode(self._answer_opening))
@@ -228,6 +231,7 @@ class Chat:
         """True if the chat template writes today's date into prompts."""
         if not self.templated:
             return False
+        # transformers gives templates this function; another one in its place shows whether it is called.
         marked = replace(self, params={"strftime_now": lambda form: _REPLY, **self.params})
         return _REPLY in marked.render([{"role": "user", "content": "x"}])
 
@@ -258,6 +262,7 @@ class Chat:
         except DataError:  # a template may want other roles first; rendering the data then says so
             return (), ()
         before, reply, after = whole.partition(_REPLY)
+        # A template that renders the prompt differently once it is answered has no opening.
         opening = before.removeprefix(prompt) if reply and before.startswith(prompt) else ""
         return tuple(self.encode(opening)), tuple(self.encode(after))
 
@@ -291,6 +296,7 @@ class Chat:
 
     @cached_property
     def _markers(self) -> frozenset[int | None]:
+        # An id may be None; it equals no token.
         ids = {getattr(self.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")}
         return frozenset((*ids, self.end_id, *self.written))
 
@@ -308,6 +314,7 @@ class Chat:
     def _special(self) -> re.Pattern[str]:
         """Pattern of the first character of a special token, which it matches wherever a special token begins."""
         texts = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        # A lookahead, because special tokens may overlap. Without any, the pattern matches nothing.
         return re.compile(f"(?=(?:{'|'.join(map(re.escape, texts))}))(.)" if texts else "(?!)()", re.DOTALL)
 
     def _turns(self, problem: Problem, all_turns: bool) -> list[_PromptAndAnswer]:

@@ -24,6 +24,7 @@ CUT = "\n[... {} tokens left out ...]\n"
 
 _logger = logging.getLogger(__name__)
 
+# No other text contains the separator, so that a template's own words cannot be taken for the marks.
 _MARK, _PROBE = f"{SEPARATOR}reply{SEPARATOR}", f"{SEPARATOR}seen{SEPARATOR}"
 
 
@@ -56,6 +57,7 @@ class ChatStitcher:
         """Return the stitcher with the template variables of a problem's row."""
         if not problem.template:
             return self
+        # A shallow copy shares what was found out about roles.
         other = copy.copy(self)
         other._chat = self._chat.of(problem)
         return other
@@ -76,9 +78,11 @@ class ChatStitcher:
         """
         joined = self._joined(prompt, [(role, self._chat.quoted(text)) for role, text in messages])
         if tools and self._chat.templated:
+            # The form of OpenAI's API, which templates expect.
             wrapped = [{"type": "function", "function": dict(tool)} for tool in tools]
             with suppress(Exception):  # a template may raise anything
                 shown = self._chat.prompt(joined, wrapped)
+                # A template that ignores tools renders without an error.
                 if all(str(tool["name"]) in shown.text for tool in tools):
                     return shown
         return self._chat.prompt(self._joined(joined, [("user", tools_text)] if tools_text else ()))
@@ -152,6 +156,7 @@ class ChatStitcher:
         """Render these messages after a reply, and return the text that follows the reply."""
         new: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in messages]
         for message in new:
+            # Some templates require both, and Mistral's an id of nine characters.
             message |= {"name": "tool", "tool_call_id": "000000000"} if message["role"] == "tool" else {}
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
         text = self._chat.render([*before, *new], add_generation_prompt=True)

@@ -77,9 +77,11 @@ def unscanned_heap() -> Generator[None]:
     one every few steps, which took a fifth of the CPU time of the quickstart's rollouts (dev/log.md). Objects created
     inside the block are collected as usual. If the process has frozen objects itself, nothing changes.
     """
+    # `unfreeze` below would release the caller's frozen objects, too.
     if gc.get_freeze_count():
         yield
         return
+    # Garbage that is frozen would never be freed.
     gc.collect()
     gc.freeze()
     try:
@@ -154,6 +156,7 @@ class RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """Return y; save x, gain and r for the gradient."""
         wide = x.float()
+        # The norm is one pass over x; a square and a mean would be two and a temporary tensor.
         r = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, gain, r)
         return (wide * r).mul_(gain).to(torch.result_type(x, gain))
@@ -164,6 +167,7 @@ class RmsNorm(torch.autograd.Function):
         """Return the gradients of x and gain, and None for eps."""
         x, gain, r = ctx.saved_tensors
         wide, grad, size = x.float(), grad.float(), x.shape[-1]
+        # Its memory is reused for the result below.
         moved = grad * wide
         of_gain = (r.flatten() @ moved.reshape(-1, size)).to(gain.dtype) if ctx.needs_input_grad[1] else None
         along = (moved.reshape(-1, size) @ gain.float()).view_as(r)
@@ -190,6 +194,7 @@ class SharedCast:
         self._cast: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedCast:
+        # A weak reference cannot be copied; all layers of the copy share one cast again.
         return memo.setdefault(id(self), SharedCast())
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor] | None:
@@ -200,11 +205,13 @@ class SharedCast:
             return None
         if not x.requires_grad or x.dtype != torch.float32 or not torch.is_autocast_enabled(kind):
             return None
+        # The version: an input that was changed in place needs another cast.
         if self._source is None or self._source() is not x or self._version != x._version:
             self._source, self._version = weakref.ref(x, self._forget), x._version
             self._cast = x.to(torch.get_autocast_dtype(kind))
         return (self._cast,)
 
     def _forget(self, source: weakref.ref[Tensor]) -> None:
+        # Without the input nobody reuses the cast, and its memory is freed.
         if self._source is source:
             self._cast = None

@@ -118,26 +118,33 @@ def estimate_memory(  # noqa: PLR0913 - two inputs and five keys
     rank = settings.lora.r if settings.lora else 0
     # An adapter has rank * (inputs + outputs) weights for each matrix.
     trained = shape.layers * rank * sum(map(sum, shape.matrices)) if rank else shape.parameters
+    # A row that is longer than the limit is a micro-batch of its own.
     cells = max(settings.micro_batch_tokens, tokens)
     positions = min(cells, settings.logprob_chunk or max(1, LOGITS_AT_ONCE[device] // shape.vocabulary))
     kept = 1 if settings.gradient_checkpointing else shape.layers
     inputs = shape.layers * shape.width * 4 if settings.gradient_checkpointing else 0
     shards = ranks if settings.shard == "full" else 1
+    # With LoRA the base is sharded and the adapters, with their optimizer, are whole on every rank.
     base, states = (frozen_base(shape, settings) // shards, 1) if rank else (0, shards)
     sizes = {
         "weights": (8 if settings.rounds else 4) * trained // states + base,  # `rounds` keeps rounded copies
+        # Gradients and masters are float32 in every dtype of the products.
         "gradients": 4 * trained // states,
         "optimizer": _MOMENTS[settings.optimizer] * trained // states,
         "activations": cells * (inputs + kept * _activations(shape, half)),
+        # Twice: the logits and their gradient.
         "logits": 2 * half * positions * shape.vocabulary,
+        # A trained model has weights, gradients and two moments in float32; an average has weights only.
         "other_models": (16 * list(signal_models).count("trained") + 4 * list(signal_models).count("averaged"))
         * trained
         // states
         + (4 * shape.parameters // shards if "frozen" in signal_models and not rank else 0),
         "sampler_weights": half * shape.parameters,
+        # Keys and values; each rank samples its share of the rows, rounded up.
         "kv_cache": 2 * shape.layers * shape.key_heads * shape.head_width * half * -(-rows // ranks) * tokens,
     }
     if shards > 1:
+        # Everything but the layers, and the two layers that are gathered at a time.
         sizes["gathered"] = half * (shape.parameters - max(0, shape.layers - 2) * shape.layer)
     away = {"none": (), "optimizer": ("optimizer",), "all": ("weights", "gradients", "optimizer") if shards > 1 else ()}
     if waits := away[settings.offload]:

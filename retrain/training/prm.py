@@ -103,6 +103,7 @@ class ProcessRewards(StatefulComponent):
         settings = own_optimizer(policy, "prm", lr, max_grad_norm)
         self.model = trained_second_model(policy, tokenizer, "prm", settings, path, "[prime] path")
         self._frozen = policy.reference() if reference == "frozen" else None
+        # With LoRA the reference is the policy's own base and not a copy.
         copied = self._frozen is not None and policy.adapter is None
         self.fingerprint = fingerprint(policy.reference_weights()) if copied else ""
         term = Component("loss", "outcome", outcome_loss, "prime").bind({"beta": beta})
@@ -150,6 +151,7 @@ class ProcessRewards(StatefulComponent):
 
     def _learn(self, batch: Batch) -> Metrics:
         """Return metrics of the batch's scores; unless update = "none", take an optimizer step on the policy's rows."""
+        # A truncated row that is masked has no tokens, and its score of 0 would count as an opinion.
         rows = batch.rows((~batch.is_expert & batch.response_mask.any(-1)).nonzero()[:, 0])
         if not len(rows.correct):
             return {}
@@ -218,6 +220,7 @@ def row_loss(scores: Tensor, correct: Tensor, opposite: Tensor) -> Tensor:
 
     Computed as log(1 + exp(-margin)) without overflow. All tensors are [N].
     """
+    # +1 for correct rows, -1 for wrong ones.
     margin = (scores - opposite) * (2 * correct.to(scores.dtype) - 1)
     return margin.new_zeros(()).logaddexp(-margin)
 
@@ -233,6 +236,7 @@ def opposite_mean(scores: Tensor, correct: Tensor, group_ids: Tensor) -> tuple[T
     right = F.groups.group_mean(scores, group_ids, correct)
     wrong = F.groups.group_mean(scores, group_ids, ~correct)
     count = F.groups.group_size(group_ids, correct)
+    # The number of rows of the other correctness.
     others = (F.groups.group_size(group_ids) - count).where(correct, count)
     return wrong.where(correct, right), others > 0
 

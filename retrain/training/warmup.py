@@ -90,7 +90,9 @@ def warm_start(
         facts |= {"rows": content_key({"rows": [asdict(row) for row in rows]})} if rows else {}
         return cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
 
+    # The group with the long timeout, because the others wait for the whole warm start.
     weights, hit = ranks.rollouts.on_rank0(made)
+    # Tied weights are stored once, under one of their names.
     loaded.model.load_state_dict(weights, strict=False)
     loaded.model.tie_weights()
     # Training makes the weights float32 and the cache does not, so both are cast to the original dtype.
@@ -122,6 +124,7 @@ def _train(loaded: Loaded, rows: Sequence[ExpertRow], settings: WarmupSettings, 
     layout = Layout(pad_id=0, device=policy.device, max_tokens=0)
     objective = Objective([find("loss", "sft").bind({"weight": 1.0})], find("reduction", "token_mean").bind())
     began = time.perf_counter()
+    # The run's own random numbers must not depend on whether the cache was hit.
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         for step in range(settings.steps):
@@ -146,5 +149,6 @@ def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings
         "weights": fingerprint(distinct(loaded.model.state_dict())),
         "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
         "problems": content_key({"texts": texts}),
+        # The key `cache` does not change the weights.
         "settings": asdict(replace(settings, cache=True)) | {"chat": loaded.mode} | dict(loaded.chat_params),
     }

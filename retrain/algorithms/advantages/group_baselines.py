@@ -53,6 +53,7 @@ def grpo_std(
     References: Shao et al., DeepSeekMath, arXiv:2402.03300.
     """
     spread = F.groups.group_std(rewards, group_ids, ddof=ddof)
+    # Equal rewards have no scale, and rounding divided by eps would be an advantage.
     return (grpo(rewards, group_ids) / (spread + eps)).where(spread >= eps, 0.0)
 
 
@@ -70,6 +71,7 @@ def maxrl(rewards: Tensor, group_ids: Tensor, *, eps: Annotated[float, Field(gt=
     References: Tajwar et al., Maximum Likelihood Reinforcement Learning, arXiv:2602.02710.
     """
     mean = F.groups.group_mean(rewards, group_ids)
+    # Without a success there is no rate to divide by; a negative mean would flip the signs.
     return ((rewards - mean) / (mean + eps)).where(mean > eps, 0.0)
 
 
@@ -126,6 +128,7 @@ def grpo_lp(
         [N] without unit. In an all-correct group it does not depend on gamma.
     References: Arora and Zanette, Training Language Models to Reason Efficiently, arXiv:2502.04463.
     """
+    # A warning and not an error: answers may stay far below the limit.
     if gamma * max_tokens > 1:
         warnings.warn(
             f"[grpo_lp] gamma {gamma} * max_tokens {max_tokens} > 1: a long correct answer scores below a wrong one; "

@@ -59,15 +59,19 @@ def pkpo(
         rows = (group_ids == group).nonzero().squeeze(-1)
         n = len(rows)
         subset = min(k, n)
+        # The values from before the loop are the formula for k = 1.
         if subset == 1:
             continue
+        # Equal rewards get equal credit at any rank, so the order among them does not matter.
         ordered, order = rewards[rows].sort(stable=True)
         if baseline == "loo_minus_one":
+            # Python's integers hold any C(n, k) exactly. `tril` keeps the rewards below each rank.
             below = [n * comb(j, subset - 2) / comb(n, subset) for j in range(n)]
             gaps = (ordered[:, None] - ordered).tril()
             credit = (gaps * ordered.new_tensor(below)).sum(-1)
         else:
             shares = [n * comb(p, subset - 1) / comb(n, subset) for p in range(n)]
+            # The sum over higher ranks is the total minus the sum up to this rank.
             above = [n * comb(j - 1, subset - 2) / comb(n, subset) if j else 0.0 for j in range(n)]
             weighted = ordered * ordered.new_tensor(above)
             credit = ordered * ordered.new_tensor(shares) + weighted.sum() - weighted.cumsum(0)
@@ -93,14 +97,16 @@ def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tenso
         a group without correct rows.
     References: Chen et al., Pass@k Training, arXiv:2508.10751 (its analytical form).
     """
-    advantages = correct.float()
+    advantages = correct.float()  # only for its shape: every entry is replaced below
     for group in group_ids.unique():
         rows = group_ids == group
         n = int(rows.sum())
         wrong, subset = n - int(correct[rows].sum()), min(k, n)
+        # Probability that no row of a random subset is correct, 1 - R.
         failing = comb(wrong, subset) / comb(n, subset)
         spread = sqrt(failing * (1 - failing))
         right = failing / spread if spread else 0.0
+        # The same probability for subsets that contain one wrong row.
         others = comb(wrong - 1, subset - 1) / comb(n - 1, subset - 1) if wrong else 0.0
         lost = (failing - others) / spread if spread else 0.0
         advantages[rows & correct] = right

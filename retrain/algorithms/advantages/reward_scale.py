@@ -58,6 +58,7 @@ def lite_ppo(rewards: Tensor, group_ids: Tensor, *, ddof: DegreesLost = 1, eps: 
         [N] without unit; 0 in groups of equal rewards, and in a batch of equal rewards.
     References: Liu et al., Tricks or Traps (Lite PPO), arXiv:2508.08221.
     """
+    # One group for the whole batch.
     spread = F.groups.group_std(rewards, group_ids * 0, ddof=ddof)
     return (grpo(rewards, group_ids) / (spread + eps)).where(spread > 0, 0.0)
 
@@ -93,9 +94,10 @@ def gdpo(
     is_given = ~reward_parts.isnan()
     total = reward_parts.new_zeros(len(reward_parts))
     for part, has, weight in zip(reward_parts.T, is_given.T, reward_weights, strict=True):
-        values = part.where(has, 0.0)
+        values = part.where(has, 0.0)  # NaN would spread to the whole group
         spread = F.groups.group_std(values, group_ids, has, ddof=ddof)
         centred = values - F.groups.group_mean(values, group_ids, has)
+        # A single value has nothing to be compared with, and equal values differ by rounding at most.
         compared = has & (F.groups.group_size(group_ids, has) > 1) & (spread > 0)
         total = total + weight * (centred / (spread + eps)).where(compared, 0.0)
     if not batch_norm:

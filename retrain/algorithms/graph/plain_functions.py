@@ -99,12 +99,15 @@ def missing_fields(function: Callable[..., Any]) -> list[str]:
         return []
     context = next(iter(inspect.signature(function).parameters))
     nodes = [*ast.walk(definition)]
+    # Nodes have no equality of their own, so they are compared by identity.
     attempted = {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
     names = {*dir(TransformContext), *(item.name for item in fields(TransformContext))}
+    # A name as text, as in hasattr(ctx, "name"), shows that the function can do without it.
     names |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     read = list[str]()
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == context:
+            # What the function sets itself it may read later.
             if isinstance(node.ctx, ast.Store):
                 names.add(node.attr)
             elif id(node) not in attempted:
@@ -151,6 +154,7 @@ def call_context(
         context = _context(columns, episode, rows, hyper, bound.params)
         sizes = [len(logprobs) for logprobs in context.logprobs_G]
         output = _called(bound, call, context)
+        # Reading an attribute of the plug-in's own class may raise, too.
         with call():
             token_advs, extra = _token_lists(call, output, sizes), getattr(output, "extra_metrics", None)
         for row, values in zip(rows, token_advs, strict=True):
@@ -166,6 +170,7 @@ def _groups(group_ids: Tensor) -> list[tuple[int, list[int]]]:
     rows: dict[int, list[int]] = {}
     for row, group in enumerate(group_ids.tolist()):
         rows.setdefault(group, []).append(row)
+    # By number, so that the calls do not depend on the order of rows.
     return sorted(rows.items())
 
 

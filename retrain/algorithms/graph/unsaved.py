@@ -23,5 +23,6 @@ def _value(value: Any) -> Any:
     if hasattr(value, "_version"):  # a tensor counts the changes in place
         return id(value), value._version
     if isinstance(value, list | tuple | dict | set | frozenset) or hasattr(value, "__len__"):
+        # A copy would double the memory of a cache; its beginning shows most changes, and its length the rest.
         return type(value).__name__, len(value), repr(value)[:_LONGEST]
     return id(value)

@@ -85,6 +85,7 @@ def cispo(
         policy/approx_kl (-log rho).
     References: MiniMax, MiniMax-M1 (CISPO), arXiv:2506.13585.
     """
+    # The ratio is a weight: a gradient through it would add a second policy gradient.
     log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask).detach()
     ratio = log_ratio.exp()
     gradient = reinforce(logprobs, advantages, response_mask)
@@ -110,6 +111,7 @@ def kl(
     d = F.ratios.log_ratio(logprobs, ref_logprobs, response_mask)
     if estimator == "k1":
         return d
+    # d is clamped, so that exp(-d) of a token that the policy finds impossible stays finite.
     return d.square() / 2 if estimator == "k2" else (-d).exp() - 1 + d
 
 
@@ -157,6 +159,7 @@ def sft_phi(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408.
     """
     kept = F.masked.keep(logprobs, response_mask)
+    # Outside the mask p is 1, so phi is 0 there.
     p = kept.detach().exp()
     return -p * (1 - p) * kept
 
@@ -166,8 +169,10 @@ def clipped(log_ratio: Tensor, advantages: Tensor, eps: tuple[float, float], dua
     ratio = log_ratio.exp()
     free = -ratio * advantages
     bound = -ratio.clamp(1 - eps[0], 1 + eps[1]) * advantages
+    # The larger loss is the smaller objective, min(rho * A, clip(rho) * A).
     value = free.maximum(bound)
     if dual_clip is not None:
+        # With A < 0 the loss grows with rho without a bound, and one stale token could dominate the batch.
         value = value.minimum(-dual_clip * advantages).where(advantages < 0, value)
     return value, ratio_metrics(bound > free, log_ratio)
 

@@ -32,6 +32,7 @@ def phrases(text: str) -> list[list[Word]]:
     for piece in _PIECES.finditer(normalize(text)):
         if piece.lastgroup == "word" and (len(piece[0]) > 1 or piece[0] in _SHORT_WORDS):
             phrases[-1].append(Word(piece[0], piece.start(), piece.end()))
+        # A number, formula or sentence end closes the run; after several of them only one new run begins.
         elif piece.lastgroup != "gap" and phrases[-1]:
             phrases.append([])
     return [phrase for phrase in phrases if phrase]

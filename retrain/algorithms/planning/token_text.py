@@ -24,6 +24,7 @@ class TokenText:
             ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
         self._pieces: dict[int, str | None] = {}
+        # A plain word: the bytes of an incomplete character would join those of the next token.
         self._anchor = next((i for i in range(len(tokenizer)) if self._decode([i]).strip().isalnum()), 0)
         self._prefix = len(self._decode([self._anchor]))
 
@@ -32,6 +33,7 @@ class TokenText:
         cached = self._pieces
         for token in set(ids).difference(cached):
             text = self._after_anchor([token])
+            # None: the text depends on the neighbors, so it cannot be cached.
             cached[token] = None if _BROKEN in text else text
         pieces = [cached[token] for token in ids]
         return self._completed(ids, pieces) if None in pieces else pieces  # pyright: ignore[reportReturnType]
@@ -51,6 +53,7 @@ class TokenText:
                 continue
             text = self._after_anchor(list(ids[start : position + 1]))
             last = position + 1 == len(texts) or texts[position + 1] is not None
+            # Later tokens may complete the character; at the end of the run nothing can.
             complete = text if last else text.rstrip(_BROKEN)
             pieces.append(complete[done:])
             done = max(done, len(complete))

@@ -59,6 +59,7 @@ def clip_cov(  # noqa: PLR0913 - four columns and four keys
     candidates = ((cov > low) & (cov < high) & response_mask).flatten().nonzero().squeeze(-1)
     count = min(_count(rate, response_mask), len(candidates))
     if select == "random":
+        # Drawn on the CPU: a resumed run on another device drops the same tokens.
         order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(step))
         chosen = candidates[order[:count].to(candidates.device)]
     else:
@@ -87,8 +88,10 @@ def high_covariance(advantages: Tensor, old_logprobs: Tensor, response_mask: Ten
     count = min(_count(rate, response_mask), int(response_mask.sum()))
     marked = torch.zeros_like(cov)
     if count:
+        # Padding has covariance 0 and would go before negative ones.
         inside = cov.masked_fill(~response_mask.flatten(), -torch.inf)
         chosen = inside.topk(count).indices
+        # A token that does not lower the entropy is not penalized, even if it is among the highest.
         marked[chosen] = (inside[chosen] > 0).to(cov.dtype)
     return marked.view_as(advantages)
 

@@ -42,6 +42,7 @@ def opd(  # noqa: PLR0913 - four columns and three keys
     References: Agarwal et al., On-Policy Distillation, arXiv:2306.13649; Hübotter et al., SDPO, arXiv:2601.20802.
     """
     gap = coef * F.ratios.log_ratio(teacher_logprobs, sampler_logprobs, response_mask)
+    # With 0 the sum is the token's own difference, without a loop over columns.
     if gamma:
         ahead = F.returns.discounted_sum(F.returns.pack(gap, response_mask), gamma)
         gap = F.returns.unpack(ahead, response_mask)

@@ -68,18 +68,23 @@ def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
     entropy = F.masked.keep(entropy, response_mask)
     entropy = entropy if entropy_min is None else entropy.clamp(min=entropy_min)
     entropy = entropy if entropy_max is None else entropy.clamp(max=entropy_max)
+    # Numbers from 0, so that group * width + position is unique.
     groups = torch.unique(group_ids, return_inverse=True)[1][:, None].expand(response_mask.shape)
     width = response_mask.shape[1]
+    # A cell is a group's t-th response token. Positions outside the mask are never read.
     cells = groups * width + (response_mask.cumsum(-1) - 1).clamp(min=0)
     right = response_mask & correct[:, None]
     wrong = response_mask & ~correct[:, None]
     bonus = alpha2 * _share(entropy, cells, right, eps)
+    # eps is in every reciprocal already, so the sum of them needs none.
     penalty = alpha2 * _share(1 / (entropy + eps), cells, wrong, 0.0)
     tokens = groups if norm == "group" else groups * 0
     credit = _normalised((alpha1 + bonus).where(right, 0.0), tokens, response_mask, eps)
     debit = _normalised((-alpha1 - penalty).where(wrong, 0.0), tokens, response_mask, eps)
+    # The zeros of the other kind of rows count in the statistics and get no advantage of their own.
     shaped = credit.where(right, debit)
     if norm == "group":
+        # Within a group of one kind, entropy alone would decide which answers are good.
         shaped = shaped.where(_mixed(correct, group_ids)[:, None], 0.0)
     return F.masked.keep(shaped, response_mask)
 

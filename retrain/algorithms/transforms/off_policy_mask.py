@@ -37,4 +37,5 @@ def opsm(
     References: DeepSeek-AI, DeepSeek-V3.2 (off-policy sequence mask), arXiv:2512.02556.
     """
     gap = F.masked.row_mean(F.masked.keep(sampler_logprobs, response_mask) - old_logprobs, response_mask)
+    # Only negative ones: pushing an unlikely sequence further down destabilizes, pulling one up does not.
     return advantages.masked_fill((advantages < 0) & (gap > delta), 0.0)

@@ -156,6 +156,7 @@ def completions(
     """
     stops = torch.tensor(sampling.stop_ids, dtype=torch.long, device=ids.device)
     stopped = torch.isin(ids, stops)
+    # A row without a stop id gets a number beyond its end.
     first = torch.where(stopped.any(-1), stopped.int().argmax(-1) + 1, ids.shape[1] + 1).tolist()
     rows = iter(zip(ids.tolist(), logprobs.tolist(), first, strict=True))
     groups: list[list[Completion]] = []
@@ -166,6 +167,7 @@ def completions(
             end = min(stop, request.max_tokens)
             finish = "stop" if stop <= end else "length"
             groups[-1].append(Completion(tuple(row[:end]), tuple(scores[:end]), finish, version))
+    # Only NaN is unequal to itself.
     if not all(score == score for group in groups for row in group for score in row.logprobs):
         raise EngineError(f"the sampler's log-probs are not numbers: the weights of version {version} are not finite")
     return groups
@@ -264,9 +266,11 @@ class Slots(Cache):
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         keys[..., self.used : end] = key_states.transpose(-1, -2).repeat_interleave(self.counts, 0)
         values[:, :, self.used : end] = value_states.repeat_interleave(self.counts, 0)
+        # The prompts themselves have all keys; a prefill behind cached columns needs those as well.
         if not self.used:
             return key_states, value_states
         if len(self.counts) < len(self.pad):
+            # One row per prompt: the rows of its completions are equal so far.
             first = self.counts.cumsum(0) - self.counts
             keys, values = keys[first], values[first]
         return keys[..., :end].transpose(-1, -2), values[:, :, :end]
@@ -360,6 +364,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> 
     scores = torch.matmul(query.view(rows, keys.shape[1], -1, size), keys)
     if bias is not None:
         scores = scores + bias
+    # In 16 bits the sum over a long context would lose its small terms.
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
     return torch.matmul(weights, values).view(rows, heads, -1)
 
@@ -369,6 +374,7 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Apply `attend` to keys and values in the layout of `Slots`, as a transformers attention function."""
     scaling = options.get("scaling")
+    # The query is scaled, because it is smaller than the scores.
     scaled = query[:, :, 0] * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     return attend(scaled, key, value, attention_mask)[:, None], None
 

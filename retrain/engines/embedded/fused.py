@@ -77,6 +77,7 @@ class FusedDecoder:
         self._size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._depth: int = config.num_hidden_layers
         self._eps: float = config.rms_norm_eps
+        # The model's own module knows all variants of scaled frequencies.
         self._rotary = copy.deepcopy(model.model.rotary_emb)
         self._shapes = full_shapes(model)
         self.slots: Slots
@@ -135,6 +136,7 @@ class FusedDecoder:
             hidden = hidden + self._linear(attention(query, key, value, index).flatten(-2), layer.out)
             gate, up = self._linear(self._normed(hidden, layer.norms[1]), layer.gate_up).chunk(2, -1)
             hidden = hidden + self._linear(functional.silu(gate) * up, layer.down)
+        # Only the last position predicts the next token, and logits of all would be the largest tensor.
         last = self._normed(hidden[:, -1], self._norm).to(self._head.dtype)
         return functional.linear(last, self._head).to(self._wide)
 
@@ -172,6 +174,7 @@ class FusedDecoder:
         gain: Tensor | None = None
         if f"{prefix}self_attn.q_norm.weight" in weights:
             query, key = (weights[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
+            # One gain per head, so that query and key are normed in one operation.
             gain = self._copy(torch.cat([query.expand(self._heads, -1), key.expand(self._key_heads, -1)]))
         gains = (weights[f"{prefix}{name}_layernorm.weight"] for name in ("input", "post_attention"))
         before, after = map(self._copy, gains)
@@ -201,6 +204,7 @@ class FusedDecoder:
         if adapters.keys().isdisjoint(names):
             return None
         updates = [adapters.get(name) for name in names]
+        # A matrix without an adapter takes its rows and no columns in the block diagonal.
         ups = [torch.zeros(len(w), 0) if low is None else low.up for low, w in zip(updates, parts, strict=True)]
         downs = [low.down for low in updates if low is not None]
         return torch.block_diag(*(up.to(self._device) for up in ups)), torch.cat(downs).to(self._device)

@@ -87,6 +87,7 @@ def own_instance(model: Any, dtype: torch.dtype) -> Any:
     if half:
         for module in copied.modules():
             if type(module) is nn.Linear and module is not copied.get_output_embeddings():
+                # In place, so that ties and names stay; a new module would be another parameter.
                 module.__class__ = HalfLinear
                 module.to(dtype)
     return copied
@@ -114,7 +115,9 @@ def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
         EngineError: names or shapes differ; nothing has been copied.
     """
     state = module.state_dict()
+    # Before the first copy, so that a refusal leaves the old weights whole.
     check_weights({name: tuple(value.shape) for name, value in state.items()}, weights)
+    # Otherwise the old adapter's update would be added, too.
     for hook in getattr(module, "unmerged_hooks", ()):
         hook.remove()
     hooks: list[Any] = []

@@ -67,6 +67,7 @@ class StaticSlots(Slots):
         fresh = shape != self._shape
         if fresh:
             self._shape, self._graph = shape, None
+            # Copies at fixed addresses, which the graph reads at every replay.
             self._tokens, self._pads = tokens.clone(), self.pad.clone()
         self._tokens.copy_(tokens)
         self._column.fill_(self.used)
@@ -76,6 +77,7 @@ class StaticSlots(Slots):
             logits = self._compute(compute)
         else:
             self._graph.replay()
+            # The tensor that the captured kernels write to.
             logits = self._logits
         self.used += 1
         return logits

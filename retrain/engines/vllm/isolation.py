@@ -30,6 +30,7 @@ class Isolation:
             with _process_state():
                 yield
         finally:
+            # What the library has set belongs to its next block.
             self._variables = {k: v for k, v in os.environ.items() if environment.get(k) != v}
             for name in self._variables.keys() - environment.keys():
                 del os.environ[name]
@@ -45,6 +46,7 @@ def _process_state() -> Generator[None]:
     import torch
 
     python, array, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    # Asking an uninitialised CUDA for its state would initialise it.
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     set_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
     try:

@@ -98,6 +98,7 @@ def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[sub
         try:
             yield process
         finally:
+            # A second signal must not interrupt the end of the server.
             sigterm.exiting = True
 
 

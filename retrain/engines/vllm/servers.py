@@ -157,6 +157,7 @@ class VllmServerEngine(Sampler):
             lora is not None or options.is_adapted(model)
         )
         self._rank = options.adapter_rank(model) if self.takes_adapters else 0
+        # A label that no other run has, so that `_confirm` notices another run.
         self._claim = f"incomplete, of {uuid.uuid4().hex}"
         self._models: dict[str, Mapping[str, Any]] = {}
         self._base, self._label, self._versions = "", "", dict[str, int]()
@@ -188,6 +189,7 @@ class VllmServerEngine(Sampler):
         check_weights(self._expected, weights)
         with self._loading():
             self._transfer.take(weights)
+            # A server that has missed one needs the base again, not only the adapter.
             self._loads += 1
             self._base, self._adapter = f"{self._folder}@{version}", None
             self._renew(self._base, version)
@@ -346,6 +348,7 @@ class VllmServerEngine(Sampler):
             labels, ends = {span["version"] for span in spans}, [0, *(span["end"] for span in spans)]
             if not labels or not labels <= label_versions.keys():
                 raise ValueError(f"it sampled from the weights {', '.join(sorted(labels))}, not {self._label}")
+            # Spans without gaps, in order, up to the last token.
             if [span["start"] for span in spans] != ends[:-1] or ends != sorted(ends) or ends[-1] != len(ids):
                 raise ValueError(f"the weights of its {len(ids)} tokens have the spans {spans}")
             if [entry["token_id"] for entry in content] != ids:
@@ -362,6 +365,7 @@ class VllmServerEngine(Sampler):
         def until(loaded: list[bool]) -> float:
             nonlocal limit
             now = time.monotonic()
+            # Fixed by the first server that has loaded; later ones do not extend it.
             limit = min(limit, now + max(_LATE_S, now - began)) if any(loaded) else limit
             limit = min(limit, now + _STOPPING_S) if self._stop_requested.is_set() else limit
             return limit

@@ -117,6 +117,7 @@ def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -
 
 def flags(options: Mapping[str, Any]) -> list[str]:
     """Convert vLLM options to command-line flags; options left at vLLM's default are omitted."""
+    # vLLM has switches of its own for options that are on by default.
     off = [f"no_{name}" for name, value in options.items() if value is False and name.startswith("enable_")]
     named = {name: value for name, value in options.items() if value not in (None, False)} | dict.fromkeys(off, True)
     flagged = {f"--{name.replace('_', '-')}": value for name, value in named.items()}
@@ -156,6 +157,7 @@ def request_fields(request: Request, sampling: Sampling) -> dict[str, Any]:
         "top_p": 1.0 if greedy else sampling.top_p,
         "top_k": 0 if greedy else sampling.top_k,
         "min_p": 0.0,
+        # Multiples of the count, so that the seeds of two requests do not overlap.
         "seed": derive_seed(sampling.seed, "vllm") % 2**62 + request.stream * request.count,
         "max_tokens": request.max_tokens,
         "stop_token_ids": list(sampling.stop_ids),
@@ -204,6 +206,7 @@ def completions(
         if wrong or (reason == "length" and len(ids) < request.max_tokens):
             raise ValueError(wrong or f"it was ended by length after {len(ids)} of {request.max_tokens} tokens")
         completions.append(completion)
+    # Greedy completions of one prompt are equal.
     completions *= request.count if sampling.temperature == 0 else 1
     if len(completions) != request.count:
         raise ValueError(f"{len(completions)} completions instead of {request.count}")

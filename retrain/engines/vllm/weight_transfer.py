@@ -58,6 +58,7 @@ class FileTransfer:
         from safetensors.torch import save_file
 
         path = self._folder / "model.safetensors"
+        # Copies, because safetensors refuses tensors that share memory, as tied weights do.
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
         with writing(path), staged(path, durable=False) as stage:
             save_file(copies, stage)
@@ -215,6 +216,7 @@ class _Client:
     def update_weights(self, update_info: Mapping[str, Any]) -> None:
         body = dict(update_info)
         if (handles := body.pop("ipc_handles", None)) is not None:
+            # JSON cannot hold the handles themselves.
             body["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
         self._post("update_weights", {"update_info": body})
 
@@ -246,10 +248,12 @@ def within(seconds: float, function: Callable[[], _T], over: threading.Event | N
         except BaseException as error:
             answer.set_exception(error)
 
+    # A daemon: an abandoned call must not keep the process from ending.
     threading.Thread(target=go, daemon=True).start()
     until = time.monotonic() + seconds
     while not (over is not None and over.is_set()):
         left = until - time.monotonic()
+        # A second at most, so that the event is seen soon.
         if answer in wait([answer], max(0.0, min(1.0, left))).done:
             return answer.result()
         if left <= 0:

@@ -139,6 +139,7 @@ def value_loss(
     target = F.masked.keep(value_targets, response_mask)
     error = (new - target).square()
     if clip is not None:
+        # The larger error, as in PPO: a value gets no reward for moving further than `clip`.
         error = error.maximum(((old + (new - old).clamp(-clip, clip)) - target).square())
     return 0.5 * error
 
@@ -155,6 +156,7 @@ def explained(values: Tensor, targets: Tensor, mask: Tensor) -> Metrics:
         "value_mean": float(F.masked.masked_mean(values, mask)),
         "target_mean": float(F.masked.masked_mean(targets, mask)),
     }
+    # Equal targets have nothing to explain, and rounding would divide rounding.
     spread = float(F.masked.masked_variance(targets, mask))
     if spread > _ROUNDING * (1 + metrics["target_mean"] ** 2):
         metrics["explained_variance"] = 1 - float(F.masked.masked_variance(targets - values, mask)) / spread

@@ -126,6 +126,7 @@ def check_vocabulary(ours: Mapping[str, int], other: Mapping[str, int], name: st
     """
     if ours == other:
         return
+    # The lowest id shows where the vocabularies begin to differ.
     tokens = {t: min(ours.get(t, len(ours)), other.get(t, len(other))) for t in ours.keys() | other.keys()}
     token = min((t for t in tokens if ours.get(t) != other.get(t)), key=lambda t: (tokens[t], t))
     problem = f"{name} has another tokenizer than the policy: token {token!r} has id "

@@ -74,6 +74,7 @@ class Group(Ranks):
     def broadcast(self, value: T) -> T:
         import torch.distributed as dist
 
+        # torch's function fills a list in place.
         box: list[Any] = [value if self.rank == 0 else None]
         with self._explained_errors():
             dist.broadcast_object_list(box, src=0, group=self._control)
@@ -97,6 +98,7 @@ class Group(Ranks):
     def on_rank0(self, compute: Callable[[], T]) -> T:
         outcome, error = _attempt(compute) if self.rank == 0 else (None, None)
         answer: tuple[Any, _Report] = self.broadcast((outcome, _reported(error)))
+        # Raised after the broadcast, so that no rank waits for a result that never comes.
         _raise(error, answer[1])
         return answer[0]
 
@@ -130,6 +132,7 @@ class Group(Ranks):
             if not _LOST.search(str(error)):
                 raise
             self._lost = self._explain(time.perf_counter() - began)
+            # A daemon, so that the timer itself does not keep an orderly end waiting.
             last = Timer(_LEAVE_S, _say_and_leave, self._lost[1:])
             last.daemon = True
             last.start()
@@ -214,6 +217,7 @@ def join(device: str, timeout_s: float) -> Ranks:
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     mesh = init_device_mesh(device, (size,), mesh_dim_names=("shard",))
     control = dist.new_group(backend="gloo", timeout=patience)
+    # A group of its own, because two threads must not use one group at the same time.
     slow = dist.new_group(backend="gloo", timeout=patience * ROLLOUT_PATIENCE)
     rollouts = Group(rank, size, mesh=mesh, control=slow, store=store, rollouts=None)
     return Group(rank, size, mesh=mesh, control=control, store=store, rollouts=rollouts)

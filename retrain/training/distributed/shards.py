@@ -36,6 +36,7 @@ class Replicated(Shards):
         if not whole:
             return
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in whole]
+        # Sent along with the gradients, so that one all-reduce suffices.
         has_gradient = gradients[0].new_tensor([p.grad is not None for p in whole])
         summed = self.ranks.all_reduce(torch.cat([*(gradient.flatten() for gradient in gradients), has_gradient]))
         *sums, counts = summed.split([*(p.numel() for p in whole), len(whole)])

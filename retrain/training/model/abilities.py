@@ -54,6 +54,7 @@ def final_cap(model: Any, logits_of: Callable[[], Tensor], hidden_of: Callable[[
     seen: list[tuple[Tensor, Tensor]] = []
 
     def replace(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        # Numbers of all sizes, so that a cap at any height shows.
         ramp = torch.linspace(-_LARGEST, _LARGEST, output.shape[-1], device=output.device, dtype=output.dtype)
         seen.append((inputs[0].flatten(0, -2), ramp))
         return ramp.expand_as(output)
@@ -63,6 +64,7 @@ def final_cap(model: Any, logits_of: Callable[[], Tensor], hidden_of: Callable[[
         logits = logits_of()
     finally:
         handle.remove()
+    # Exactly equal, because both are the same computation.
     if len(seen) != 1 or not torch.equal(seen[0][0], hidden_of()):
         return None
     ramp = seen[0][1].to(logits.dtype)
@@ -82,6 +84,7 @@ def poisoned(model: Any, token: int) -> Generator[None]:
 
     def poison(module: Any, inputs: Any, output: Tensor) -> Tensor:
         cells = torch.arange(output.shape[-2], device=output.device) == token
+        # NaN survives every operation; a large number may be lost in rounding.
         return output.masked_fill(cells[:, None], torch.nan)
 
     handle = model.get_input_embeddings().register_forward_hook(poison)

@@ -39,6 +39,7 @@ def compile_layers(model: Any, trial: Callable[[Tensor, Tensor, Tensor], Tensor]
     width = min(_WIDTH, getattr(config, "max_position_embeddings", _WIDTH))
     row, column = torch.arange(_ROWS, device=model.device)[:, None], torch.arange(width, device=model.device)
     mask, scored = column < width - row, column >= width // 5
+    # Rows share their prompt and differ in the response, as the rows of a group do.
     ids = (7 * column + row * scored) % config.vocab_size
 
     def hidden() -> Tensor:
@@ -46,6 +47,7 @@ def compile_layers(model: Any, trial: Callable[[Tensor, Tensor, Tensor], Tensor]
         model.zero_grad()
         return columns
 
+    # Before compiling: the layers' own results.
     expected = hidden()
     for layer in layers:
         layer.compile(dynamic=True)

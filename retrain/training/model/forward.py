@@ -67,6 +67,7 @@ class Forward:
         self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE[self.device.type] // self.config.vocab_size)
         self.budget = settings.micro_batch_tokens
         if self.device.type == "cpu":
+            # At most a chunk: beyond it, the backward pass computes logits a second time.
             large = min(self.chunk, sum(p.numel() for p in model.parameters()) // _PARAMETERS_PER_CELL)
             self.budget = min(self.budget, max(_CACHED_CELLS, large))
         shorten(model)
@@ -81,6 +82,7 @@ class Forward:
     def _probe(self) -> None:
         """Find out what the model allows, on three rows of which the first two share a prompt of two tokens."""
         device = self.device
+        # Multiples of 7, so that neighbours differ even in a small vocabulary.
         ids = torch.arange(1, 16, device=device).view(3, 5) * 7 % self.config.vocab_size
         ids[1, :2] = ids[0, :2]
         mask = torch.arange(5, device=device) < torch.tensor([[5], [3], [4]], device=device)
@@ -93,6 +95,7 @@ class Forward:
             logits = self.shards.run(self._padded, ids, mask)
             self._require_causal(logits.view(3, 5, -1), ids, slack)
             cap = self.shards.run(self._final_cap, ids, mask)
+            # A cap of 0 is none; None is a model whose logits are made in another way.
             self.splits, self.cap = cap is not None, cap or 0.0
             if self.splits and self._packs(ids, mask, scored, slack):
                 self.packed_limit = longest_packed_row(self.config)
@@ -113,6 +116,7 @@ class Forward:
         if not _close(logits[0, :2], logits[1, :2], slack):
             problem = f"{name} is not causal: later tokens change the logits of earlier ones"
             raise ComponentError(problem, "name a causal language model in [model] path")
+        # The same row without its padding.
         alone = self.shards.run(self._padded, ids[1:2, :3], torch.ones_like(ids[1:2, :3], dtype=torch.bool))
         if not _close(logits[1, :3], alone, slack):
             problem = f"padding behind a text changes the logits of {name}, so texts of several lengths make no batch"
@@ -138,6 +142,7 @@ class Forward:
             # Token 5 is all that is in the list of the second row, because its prompt is that of the first.
             with poisoned(self.model, token=5):
                 finite = self.shards.run(self._packed, ids, packing).isfinite().all(-1)
+        # NaN must reach its own token and no other.
         return not finite[5] and int(finite.sum()) == len(finite) - 1
 
     def _may_be_ragged(self) -> bool:
@@ -206,6 +211,7 @@ class Forward:
             columns: names among old_logprobs, entropy, varentropy and sum_pi_squared.
             parts: this rank's micro-batches of the rows to score, the other rows being 0; None scores all rows.
         """
+        # Rows of other ranks stay 0, so that the sum over ranks is the whole table.
         tables = {name: batch.sampler_logprobs.new_zeros(batch.input_ids.shape) for name in columns}
         for part, counts in self.micro_batches(batch, range(len(batch.input_ids))) if parts is None else parts:
             rows = batch.rows(part)
@@ -322,6 +328,7 @@ def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> l
         happens at once.
     """
     parts: list[list[int]] = []
+    # Rows of similar length waste the fewest cells.
     for row in sorted(rows, key=lambda row: (-lengths[row], row)):
         if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > budget:
             parts.append([])
@@ -337,6 +344,7 @@ def deal(lengths: Sequence[int], rows: Sequence[int], budget: int, ranks: int) -
     repeated without counting.
     """
     parts = [part.tolist() for part in micro_batches(lengths, rows, budget)]
+    # Splitting costs less than a repeated micro-batch, whose result is thrown away.
     while len(parts) % ranks and len(largest := max(parts, key=len)) > 1:
         index, half = parts.index(largest), (len(largest) + 1) // 2
         parts[index : index + 1] = [largest[:half], largest[half:]]

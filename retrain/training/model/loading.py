@@ -104,6 +104,7 @@ class Loaded:
     def in_bfloat16(self) -> bool:
         """True if the weights are bfloat16 numbers, judged by the first matrix."""
         name, first = next((name, p) for name, p in self.model.named_parameters() if p.ndim > 1)
+        # A model on the meta device has no values of its own.
         values = first if self.source is None else self.source(name)
         return torch.equal(values, values.to(torch.bfloat16).to(values.dtype))
 
@@ -292,5 +293,6 @@ def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = dict(weights)  # keep merged matrices alive: two freed ones could have one address
     names: dict[int, str] = {}
     for name, value in weights.items():
+        # Tied weights share their memory.
         names.setdefault(value.data_ptr(), name)
     return {name: weights[name].detach().contiguous() for name in names.values()}

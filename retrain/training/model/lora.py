@@ -41,8 +41,10 @@ def inject(model: Any, settings: LoraSettings) -> Any:
         ComponentError: `target_modules` names no layer, a layer that is not linear, or one of two tied matrices.
     """
     peft = library("peft", "lora")
+    # Looked at before peft replaces the layers by wrappers.
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
+    # Seeded, so that every rank starts with the same adapters.
     with _seeded(settings.seed), _on_cpu(model):
         try:
             wrapper = peft.get_peft_model(model, _config(model, settings))
@@ -112,6 +114,7 @@ def _config(model: Any, settings: LoraSettings) -> Any:
 def _linear_layers(model: Any) -> list[str]:
     """Return the names of the model's linear layers without the head, also of those that have an adapter."""
     modules = dict(model.named_modules())
+    # Layers inside an adapter's wrapper are not layers of the model.
     within = tuple(f"{name}." for name, _ in _adapted(model))
     names: list[str] = []
     for name, module in modules.items():
@@ -164,6 +167,7 @@ def _matrices_without_adapter(model: Any) -> str:
             continue
         for leaf, p in module.named_parameters(recurse=False):
             if p.ndim > 1 and ".lora_" not in name:
+                # The same matrix of every layer is one entry of the warning.
                 pattern = re.sub(r"\.\d+(?=\.)", ".*", f"{name}.{leaf}")
                 sizes[pattern] = sizes.get(pattern, 0) + p.numel()
     share = sum(sizes.values()) / sum(p.numel() for p in model.parameters())

@@ -93,6 +93,7 @@ def packed(model: Any) -> Generator[None]:
 def longest_packed_row(config: Any) -> float:
     """Return the length up to which a row attends to all earlier tokens: the window, or inf."""
     kinds = set(getattr(config, "layer_types", None) or ())
+    # A config without kinds may still slide; only `use_sliding_window = false` says that it does not.
     local = bool(kinds - {"full_attention"}) or (not kinds and getattr(config, "use_sliding_window", True))
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return min([float(window) for window in windows if window and local], default=float("inf"))

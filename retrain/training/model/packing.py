@@ -47,8 +47,10 @@ class Packing:
         rows, width = mask.shape
         columns = torch.arange(width, device=mask.device).expand_as(mask)
         prompt = mask & (scored.cumsum(-1) == 0)
+        # -1 is no token id, so that a prompt and its continuation are different rows.
         alike = torch.unique(input_ids.where(prompt, -1), dim=0, return_inverse=True)[1]
         number = torch.arange(rows, device=mask.device)
+        # The first row with the same prompt holds it for all.
         first = torch.full_like(number, rows).scatter_reduce(0, alike, number, "amin")[alike]
         kept = mask & ~(prompt & (first != number)[:, None])
         index = (kept.reshape(-1).cumsum(0) - 1).view_as(kept)

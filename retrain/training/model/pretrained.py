@@ -166,6 +166,7 @@ def _without_values() -> Generator[None]:
 def _explained(path: str, error: Exception) -> ComponentError | StorageError:
     """Convert an error of transformers into one line with a fix."""
     text = " ".join(str(error).split())
+    # Some of these messages are pages long.
     first = text[:300]
     if "trust_remote_code" in text:
         return ComponentError(

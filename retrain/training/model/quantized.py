@@ -92,6 +92,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         [gradient] = grad_outputs
+        # The dtype of the gradient may be wider than that of the matrix, under autocast.
         return (gradient @ ctx.layer.matrix().to(gradient.dtype)).to(ctx.kind), None
 
 
