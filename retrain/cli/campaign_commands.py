@@ -119,46 +119,25 @@ def worker(
         raise typer.Exit(1)
 
 
-_Metric = Annotated[
-    str | None,
-    typer.Option("--metric", help="Column or key of files, or metric of runs; unset: accuracy.", show_default=False),
-]
-_Goal = Annotated[
-    Literal["max", "min"] | None,
-    typer.Option("--goal", help="max if more is better, or min.", show_default=False),
-]
-_Margin = Annotated[
-    float | None,
-    typer.Option("--margin", help="Largest difference that does not matter; tests equality.", show_default=False),
-]
-_Summary = Annotated[
-    Literal["last", "mean"] | None,
-    typer.Option("--summary", help="Result of a run: the last value, or the mean; unset: last.", show_default=False),
-]
-_Unpaired = Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of one seed.")]
-_Allowed = Annotated[
-    list[str] | None,
-    typer.Option("--allow-different", help="Setting of the measurement that may differ.", show_default=False),
-]
-_FailIf = Annotated[
-    Literal["worse"] | None, typer.Option("--fail-if", help="Exit with 1 for this verdict: worse.", show_default=False)
-]
-
-
 def compare(  # noqa: PLR0913 - one per option
     runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Runs or campaigns, the first of which is the baseline, or one table of results.", show_default=False
-        ),
+        list[Path], typer.Argument(help="Runs or campaigns, the first of which is the baseline, or one table.")
     ],
-    metric: _Metric = None,
-    goal: _Goal = None,
-    margin: _Margin = None,
-    summary: _Summary = None,
-    unpaired: _Unpaired = False,
-    allow_different: _Allowed = None,
-    fail_if: _FailIf = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Column or key of files, or metric of runs; unset: accuracy.")
+    ] = None,
+    goal: Annotated[Literal["max", "min"] | None, typer.Option(help="max if more is better, or min.")] = None,
+    margin: Annotated[
+        float | None, typer.Option(help="Largest difference that does not matter; tests equality.")
+    ] = None,
+    summary: Annotated[
+        Literal["last", "mean"] | None, typer.Option(help="Result of a run: the last value, or the mean; unset: last.")
+    ] = None,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of one seed.")] = False,
+    allow_different: Annotated[
+        list[str] | None, typer.Option(help="Setting of the measurement that may differ.")
+    ] = None,
+    fail_if: Annotated[Literal["worse"] | None, typer.Option(help="Exit with 1 for this verdict: worse.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with figures to this file.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="Write its tables for a paper to this file.")] = None,
     figures: Annotated[

@@ -15,7 +15,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from retrain.cli.run_lines import nothing, shown_metrics
+from retrain.cli.run_lines import TimeLeft, clock, nothing, shown_metrics
 from retrain.system.terminal import shown
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -58,7 +58,7 @@ class Screen:
     memory_mb: float = 0.0
     places: dict[str, str] = field(default_factory=dict[str, str])
     began: float = field(default_factory=time.perf_counter)
-    _first: tuple[float, int] | None = None
+    _time_left: TimeLeft = field(default_factory=TimeLeft)
     _seen: int = 0
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Screen:
 
     def _phase(self, row: Mapping[str, Any]) -> None:
         self.phase, self.left_s = shown(str(row["name"])), None
-        if self._first is None:
+        if not self._seen:
             self.total = 0
 
     def _warmup(self, row: Mapping[str, Any]) -> None:
@@ -78,12 +78,8 @@ class Screen:
         self.phase = "waiting for another process that computes the same warm start"
 
     def _step(self, row: Mapping[str, Any]) -> None:
-        now = time.perf_counter()
         self.done, self.total, self.phase = int(row["step"]) + 1, int(row["max_steps"]), "training"
-        if self._first is None:
-            self._first = (now - row.get("time/step_s", 0.0), self.done - 1)
-        start, before = self._first
-        self.left_s = (now - start) / (self.done - before) * (self.total - self.done)
+        self.left_s = self._time_left.after_step(row)
         for _, name, _ in shown_metrics({**self.latest, **row}):
             if name in row:
                 self.latest[name] = float(row[name])
@@ -194,10 +190,3 @@ def sparkline(values: Sequence[float], width: int) -> str:
     low, high = (min(finite_means), max(finite_means)) if finite_means else (0.0, 0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(" " if mean is None else _BARS[round((mean - low) * scale)] for mean in means)
-
-
-def clock(seconds: float) -> str:
-    """Format a duration as `m:ss`, or as `h:mm:ss` from an hour on."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "score": ("retrain.cli.score_commands:score", "Score a file of rollouts: pass@k, tokens, AES against a base."),
     "task export": ("retrain.cli.data_commands:export", "Write a task's worked solutions as expert data."),
     "prm score": ("retrain.cli.score_commands:score_solutions", "Score solutions with a process reward model."),
-    "help": ("retrain.cli.setup_commands:show_help", "Print a page of the documentation, or the section of a topic."),
+    "help": ("retrain.cli.setup_commands:show_help", "Print a page or section of the documentation, or search it."),
     "init": ("retrain.cli.setup_commands:init", "Write a commented configuration to start from."),
     "schema": ("retrain.cli.config_commands:schema", "Print the JSON Schema of configurations, for editors."),
     "plugins": ("retrain.cli.setup_commands:plugins", "List every component with its parameters."),

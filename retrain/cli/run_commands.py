@@ -22,17 +22,13 @@ if TYPE_CHECKING:
     from retrain.storage.run_directory import ExistingRun
 
 
-_Resumed = Annotated[
-    str | None, typer.Option(help="auto: resume from the newest checkpoint; never; or the path of a checkpoint.")
-]
-_Fresh = Annotated[bool, typer.Option("--fresh", help="Delete an earlier run of this name first.")]
-
-
 def train(  # noqa: PLR0913 - the options of a command, each with its name
     file: File,
     overrides: Overrides = None,
-    resume: _Resumed = None,
-    fresh: _Fresh = False,
+    resume: Annotated[
+        str | None, typer.Option(help="auto: resume from the newest checkpoint; never; or the path of a checkpoint.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run of this name first.")] = False,
     allow_change: Annotated[
         list[str] | None, typer.Option(help="A key that may differ from the resumed run. Repeatable.")
     ] = None,

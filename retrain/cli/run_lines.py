@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -28,11 +29,32 @@ _MAX_ENVIRONMENT_ROWS = 4
 """Largest number of rows for the metrics that environments report."""
 
 
+class TimeLeft:
+    """Estimate of the time until a run's last step."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._first_step = -1
+
+    def after_step(self, row: Mapping[str, Any]) -> float:
+        """Return the estimated seconds after a step, at the pace since the first step that was seen.
+
+        Evaluations count, the warm start and the steps before a resume do not.
+        """
+        step = int(row["step"])
+        now = time.perf_counter()
+        if self._first_step < 0:
+            self._first_step = step
+            self._began = now - row.get("time/step_s", 0.0)
+        return (now - self._began) / (step + 1 - self._first_step) * (int(row["max_steps"]) - step - 1)
+
+
 class Lines:
     """Observer that prints one line per event, and about fifty for the steps of a run, for logs and pipes."""
 
     def __init__(self) -> None:
         self._steps = 0
+        self._time_left = TimeLeft()
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
         """Print the line of an event, if it has one."""
@@ -43,15 +65,18 @@ class Lines:
     def _step(self, row: Mapping[str, Any]) -> str:
         done, total = int(row["step"]) + 1, int(row["max_steps"])
         self._steps += 1
+        left_s = self._time_left.after_step(row)
         if self._steps > 1 and done < total and done % max(1, total // 50):
             return ""
         values = [f"{label} {form.format(row[name])}" for label, name, form in shown_metrics(row) if name in row]
         seconds = f"{row['time/step_s']:.2f} s" if "time/step_s" in row else ""
-        return "  ".join((f"step {done}/{total}", *values, seconds)).rstrip()
+        left = f"{clock(left_s)} left" if done < total else ""
+        return "  ".join(part for part in (f"step {done}/{total}", *values, seconds, left) if part)
 
     def _warmup(self, row: Mapping[str, Any]) -> str:
         done, total = int(row["step"]), int(row["steps"])
-        return "" if done % max(1, total // 10) else f"warm start {done}/{total}  loss {row['loss']:.3f}"
+        line = f"warm start {done}/{total}  loss {row['loss']:.3f}  {clock(row['left_s'])} left"
+        return "" if done % max(1, total // 10) else line
 
     def _warmup_waiting(self, row: Mapping[str, Any]) -> str:
         return "waiting for another process that computes the same warm start"
@@ -96,6 +121,13 @@ def evaluation(row: Mapping[str, Any]) -> str:
     return (
         f"held-out accuracy {row['accuracy']:.1%}{interval}{''.join(sets)}{',' * bool(sets)} after {row['step']} steps"
     )
+
+
+def clock(seconds: float) -> str:
+    """Format a duration as `m:ss`, or as `h:mm:ss` from an hour on."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def nothing(details: Mapping[str, Any]) -> None:

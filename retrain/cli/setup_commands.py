@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from importlib.util import find_spec
+from itertools import accumulate
 from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,23 +34,8 @@ from retrain.system.terminal import say
 
 SCHEMA = "retrain.schema.json"
 """The file beside a configuration that its `#:schema` line names."""
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "8bit": ("bitsandbytes",),
-    "grams": ("scikit-learn", "sentence-transformers"),
-    "gym": ("reasoning-gym",),
-    "hub": ("datasets",),
-    "lora": ("peft",),
-    "math": ("math-verify",),
-    "parquet": ("pyarrow",),
-    "png": ("resvg-py",),
-    "serve": ("starlette", "uvicorn"),
-    "smollm2": ("accelerate", "gguf"),
-    "tensorboard": ("tensorboard",),
-    "trackio": ("trackio",),
-    "ray": ("ray",),
-    "vllm": ("vllm",),
-}
-"""Extra -> the distributions that it installs."""
+_FOR_DEVELOPERS = {"bench", "dev", "docs", "test"}
+"""Extras that `doctor` leaves out."""
 _FOLDER = "name a file in a directory that you can write"
 
 
@@ -108,7 +95,9 @@ def _write_plugin(kind: str, name: str, force: bool) -> None:
     with writing(Path(name), _FOLDER):
         for file, text in texts.items():
             file.write_text(text, encoding="utf-8")
-    say(f"wrote {', '.join(map(str, texts))}\nnext: python -m pytest test_{name}.py, then retrain train {name}.toml")
+    needed = "" if find_spec("pytest") else "pip install pytest, then "
+    test = f"{needed}python -m pytest test_{name}.py"
+    say(f"wrote {', '.join(map(str, texts))}\nnext: {test}, then retrain train {name}.toml")
 
 
 def _write_skill(file: Path, force: bool) -> None:
@@ -122,10 +111,10 @@ def _write_skill(file: Path, force: bool) -> None:
 def show_help(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="A page, a heading, a finding or a word of the glossary. Unset: list the pages."),
+        typer.Argument(help="A page, a heading, a finding, or words to search for. Unset: list the pages."),
     ] = None,
 ) -> None:
-    """Print a page of the documentation, or the section of a topic, such as `no_update` or `from-verl`."""
+    """Print a page of the documentation or the section of a topic, such as `no_update`; search for other words."""
     from rich.markdown import Markdown
 
     pages = {file.stem: file.read_text("utf-8") for file in sorted(_shipped("docs", "docs").glob("*.md"))}
@@ -139,22 +128,24 @@ def show_help(
     section = next(filter(None, (_section(page, anchor or name) for page in searched)), "")
     if name in pages and not anchor:
         section = pages[name]
-    if not section:
+    if section:
+        Console().print(Markdown(section))
+    elif matches := _search(pages, topic):
+        say("\n".join(f"retrain help {address}" for address in matches))
+    else:
         near = did_you_mean(topic, [*pages], "retrain help lists the pages")
-        raise ConfigError.at("retrain help", " ".join(words), "there is no such page or heading", near)
-    Console().print(Markdown(section))
+        raise ConfigError.at("retrain help", " ".join(words), "no page has such a heading or word", near)
 
 
 def _section(page: str, anchor: str) -> str:
     """Return the section of a heading, or the row of a table with `<a id="ANCHOR">`, as Markdown; "" without either."""
     lines = page.splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith("#") and re.sub(r"[^\w\- ]", "", line.strip("# ").lower()).replace(" ", "-") == anchor:
-            level = line.index(" ")
-            following = (
-                index for index in range(number + 1, len(lines)) if re.match(rf"#{{1,{level}}} ", lines[index])
-            )
+    heads = _headings(lines)
+    for index, (number, level, name) in enumerate(heads):
+        if name == anchor:
+            following = (start for start, other, _ in heads[index + 1 :] if other <= level)
             return "\n".join(lines[number : next(following, len(lines))])
+    for number, line in enumerate(lines):
         if f'<a id="{anchor}"></a>' in line:
             head = next(index for index in range(number, 0, -1) if lines[index].startswith("|---")) - 1
             titles, cells = ([cell.strip() for cell in row.strip("|").split(" | ")] for row in (lines[head], line))
@@ -162,6 +153,38 @@ def _section(page: str, anchor: str) -> str:
                 f"**{title}**: {cell.rpartition('</a>')[2]}" for title, cell in zip(titles, cells, strict=False)
             )
     return ""
+
+
+def _headings(lines: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Return line, level and anchor of each heading; a line of code that begins with # is none."""
+    code = list(accumulate(line.startswith("```") for line in lines))
+    return [
+        (number, line.index(" "), re.sub(r"[^\w\- ]", "", line.strip("# ").lower()).replace(" ", "-"))
+        for number, line in enumerate(lines)
+        if line.startswith("#") and code[number] % 2 == 0
+    ]
+
+
+def _search(pages: Mapping[str, str], topic: str) -> list[str]:
+    """Return the addresses of the eight sections that say most about the words of a topic.
+
+    A word counts by its rarity among all sections, so that "how" and "to" decide nothing, and twice more in a heading.
+    """
+    texts = dict[str, str]()
+    for name, page in pages.items():
+        lines = page.splitlines()
+        heads = _headings(lines)
+        for (start, _, anchor), (end, *_) in zip(heads, [*heads[1:], (len(lines),)], strict=True):
+            texts[f"{name}#{anchor}"] = "\n".join(lines[start:end]).lower()
+    scores = dict.fromkeys(texts, 0.0)
+    for term in [*re.findall(r"\w+", topic), topic.replace("-", " ")]:
+        pattern = re.compile(rf"\b{re.escape(term.removesuffix('s'))}")  # "rewards" also finds "reward"
+        counts = {address: len(pattern.findall(text)) for address, text in texts.items()}
+        rarity = math.log(len(texts) / max(1, sum(count > 0 for count in counts.values())))
+        for address, count in counts.items():
+            in_heading = pattern.search(texts[address].partition("\n")[0]) is not None
+            scores[address] += rarity**2 * (count / (count + 1) + 2 * in_heading)
+    return [address for address in sorted(scores, key=lambda address: -scores[address])[:8] if scores[address] > 0]
 
 
 def _refuse_existing(file: Path, force: bool) -> None:
@@ -264,8 +287,7 @@ def _show(console: Console, name: str, facts: dict[str, Any]) -> None:
 def _preset(name: str) -> dict[str, Any]:
     from retrain.config.presets import preset_summary
 
-    row = {"kind": "preset", "name": name, "source": "built-in", "summary": preset_summary(name)}
-    return {**row, "reads": [], "table": "", "params": {}}
+    return _row("preset", name, "built-in", preset_summary(name))
 
 
 def _installed(kind: str, name: str) -> dict[str, Any]:
@@ -276,17 +298,17 @@ def _installed(kind: str, name: str) -> dict[str, Any]:
     try:
         return _described(find(kind, name))
     except ComponentError as error:
-        row = {"kind": kind, "name": name, "source": "entry point", "summary": f"cannot be used: {error.problem}"}
-        return {**row, "reads": [], "table": "", "params": {}}
+        return _row(kind, name, "entry point", f"cannot be used: {error.problem}")
+
+
+def _row(kind: str, name: str, source: str, summary: str) -> dict[str, Any]:
+    """Return the row of something without columns or parameters."""
+    return {"kind": kind, "name": name, "source": source, "summary": summary, "reads": [], "table": "", "params": {}}
 
 
 def _described(component: Any) -> dict[str, Any]:
-    document = (component.target.__doc__ or "").strip()
-    return {
-        "kind": component.kind,
-        "name": component.name,
-        "source": component.source,
-        "summary": document.split("\n\n")[0].replace("\n", " "),
+    summary = (component.target.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+    return _row(component.kind, component.name, component.source, summary) | {
         "reads": list(component.reads),
         "table": component.table,
         "params": {
@@ -320,7 +342,11 @@ def _packages() -> dict[str, str]:
 
 def _extras() -> dict[str, str]:
     """Return the versions of each extra's distributions; one text if all of them have the same."""
-    installed = {extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()}
+    installed = dict[str, dict[str, str]]()
+    for requirement in requires("retrain-rl") or ():
+        match = re.match(r"([\w.-]+).*; extra == .(\w+)", requirement)
+        if match and match[2] not in _FOR_DEVELOPERS:
+            installed.setdefault(match[2], {})[match[1]] = _version(match[1])
     return {
         extra: next(iter(versions.values())) if len({*versions.values()}) == 1 else _listed(versions)
         for extra, versions in installed.items()

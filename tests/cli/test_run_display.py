@@ -109,7 +109,7 @@ def test_lines_are_few_and_complete(capsys):
     lines = Lines()
     lines("phase", {"name": "loading the model"})
     for number in range(700):
-        lines("warmup", {"step": number + 1, "steps": 700, "loss": 1.0, "left_s": 0.0})
+        lines("warmup", {"step": number + 1, "steps": 700, "loss": 1.0, "left_s": 65.0})
     lines("warmup_waiting", {})
     for number in range(1000):
         lines("step", step(number, max_steps=1000))
@@ -122,6 +122,7 @@ def test_lines_are_few_and_complete(capsys):
     printed = out.splitlines()
     assert sum(line.startswith("step ") for line in printed) == 51
     assert sum(line.startswith("warm start ") for line in printed) == 10
+    assert "warm start 70/700  loss 1.000  1:05 left" in printed
     assert printed[-3] == "held-out accuracy 62.5% (95% interval 50.0% to 75.0%) after 20 steps"
     assert printed[-2:] == ["resumed", "Done."]
     assert err == "warning: ·[2Jlook out\n"
@@ -129,6 +130,24 @@ def test_lines_are_few_and_complete(capsys):
         "reward 0.500  accuracy 25.0%  informative 75%  skipped (all correct) 1  skipped (all wrong) 3  tokens 12.0"
     )
     assert f"step 1000/1000  {values}  grad norm 0.1  sampled tokens/s 1,234  0.50 s" in printed
+
+
+@pytest.mark.parametrize("first", [0, 40])  # a resumed run begins at step 40: only the steps since then have a pace
+def test_both_displays_show_the_time_left_at_the_pace_since_the_first_step(monkeypatch, capsys, first):
+    lines = Lines()
+    screen = screen_of(100)
+    for number in (first, first + 1):
+        monkeypatch.setattr("time.perf_counter", lambda now=1000.0 + 3 * number: now)
+        for show in (lines, screen):
+            show("step", step(number, **{"time/step_s": 2.0}))
+    left = (3 + 2) / 2 * (98 - first)  # 2 s of the first step, and 3 s from its end to that of the second
+    shown = f"{int(left // 60)}:{int(left % 60):02} left"
+    lines("step", step(99))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith(f"2.00 s  {2 * (99 - first) // 60}:{2 * (99 - first) % 60:02} left")
+    assert printed[-1].endswith("0.50 s")
+    assert shown in picture(screen)
+    assert shown not in printed[0]
 
 
 def test_without_a_terminal_or_when_asked_there_are_lines(monkeypatch, capsys):

@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 import retrain
 from retrain.cli.main import app
-from retrain.cli.setup_commands import EXTRAS
 
 
 def run(*arguments):
@@ -55,6 +54,7 @@ def test_init_writes_the_page_for_coding_agents(tmp_path, monkeypatch):
         ("run-directory#resuming", "--resume auto", "Trackers"),
         ("docs/rewards.md#check-a-reward", "retrain reward check", "Where rewards run"),
         ("margin", "term: margin", "HICRA"),
+        ("lora-on-two-gpus", "micro_batch_tokens", "Resume on another"),  # "# lora.toml" in its code is no heading
     ],
 )
 def test_help_prints_the_section_of_a_topic(topic, shown, hidden):
@@ -62,6 +62,22 @@ def test_help_prints_the_section_of_a_topic(topic, shown, hidden):
     assert done.exit_code == 0
     assert shown in done.stdout
     assert hidden not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        ("loss is 0", "troubleshooting#the-loss-is-0-negative-or-does-not-fall"),
+        ("how to keep the best checkpoints", "evaluation#the-best-checkpoint"),
+        ("change temperature during training", "limits#change-a-run-that-is-under-way"),
+        ("margin of error", "statistics#margins"),
+    ],
+)
+def test_help_searches_all_sections_for_other_words(words, address):
+    found = run("help", *words.split()).stdout.splitlines()
+    assert found[0] == f"retrain help {address}"
+    assert run(*found[0].split()[1:]).exit_code == 0
+    assert len(found) <= 8
 
 
 def test_help_lists_the_pages_and_knows_no_others():
@@ -122,6 +138,9 @@ def test_doctor_describes_this_machine(tmp_path, monkeypatch):
     assert found["torch"]["version"].startswith("2.")
     assert found["this directory"] == "writable"
     assert "torch" in found["engines"]
+    project = tomllib.loads((Path(retrain.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(found["extras"]) == set(project["optional-dependencies"]) - {"bench", "dev", "docs", "test"}
+    assert found["extras"]["serve"].startswith("starlette: ")
     assert "this directory: writable" in run("doctor").stdout
 
 
@@ -130,11 +149,6 @@ def test_doctor_fails_where_nothing_can_be_written(monkeypatch):
     result = run("doctor")
     assert result.exit_code == 6
     assert "this directory: broken" in result.stdout
-
-
-def test_doctor_looks_for_every_extra():
-    project = tomllib.loads((Path(retrain.__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"bench", "dev", "docs", "test"}
 
 
 @pytest.mark.slow
