@@ -41,6 +41,10 @@ READ_ONLY = re.compile("|".join(what for what, _ in READ))
 CHANGED = (
     (r"train run.toml$", "--fresh"),
     (r"train run.toml --set", "--fresh"),
+    (
+        r"train my_",
+        "--fresh --set training.max_steps=1 --set warmup.steps=2 --set warmup.warmup_steps=1 --set eval.problems=2",
+    ),
     (r"(campaign|testbed) (?!.*--(dry-run|slurm))", "--dry-run"),
     (r"campaign (?!.*--slurm)", "--no-probe"),
     (r"init", "--force"),
