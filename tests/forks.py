@@ -41,7 +41,13 @@ def run_command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[
 
 
 def _run(
-    command: list[str], cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    command: list[str],
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    code: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
+    """Run a command; `code` is the exit code that it must end with."""
     variables = {**os.environ, **(environment or {})}
-    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done

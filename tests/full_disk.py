@@ -19,6 +19,6 @@ def free():
 """
 
 
-def run_script(source: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+def run_script(source: str, *arguments: Any, code: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run Python source that may call `fill()` and `free()`; what it was given is in `sys.argv[1:]`."""
-    return run_source(_PROLOGUE + source, *arguments)
+    return run_source(_PROLOGUE + source, *arguments, code=code)

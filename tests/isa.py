@@ -7,8 +7,6 @@ Figures may differ from row to row; whether two computations agree may not. The 
 own choice on one thread.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

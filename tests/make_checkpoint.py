@@ -1,7 +1,5 @@
 """Small real checkpoints in transformers format, of several architectures, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ There at most 200 tests of `make test` that execute its line run, those with the
 Which test executes which line is measured when the sources of the package have changed: `make test` with coverage.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib

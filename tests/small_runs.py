@@ -85,10 +85,37 @@ def stopped(train: Callable[..., Path]) -> Callable[..., None]:
     return go
 
 
+@pytest.fixture
+def resumed(train: Callable[..., Path], stopped: Callable[..., None]) -> Callable[..., Path]:
+    """`resumed(*overrides, steps=...)`: train whole and with an interruption, which are equal; returns the former."""
+
+    def go(*overrides: str, steps: int = 3) -> Path:
+        whole = train(*overrides, name="whole")
+        stopped(*overrides, name="cut", steps=steps)
+        cut = train(*overrides, name="cut", resume=Resume("auto"))
+        for file in ("metrics.jsonl", "eval.jsonl"):
+            assert (whole / file).exists() == (cut / file).exists()
+            assert not (whole / file).exists() or rows(cut / file) == rows(whole / file)
+        weights = [
+            {file.relative_to(run): file.read_bytes() for file in (run / "model").rglob("*.safetensors")}
+            for run in (cut, whole)
+        ]
+        assert weights[0] == weights[1]
+        return whole
+
+    return go
+
+
 def rows(file: Path) -> list[dict]:
     """Rows of a jsonl file without what a clock decides."""
     found = [json.loads(line) for line in file.read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in found]
+
+
+def stored(run_directory: Path, step: int) -> list[dict]:
+    """The rollouts of a step."""
+    with gzip.open(run_directory / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def digest(run_directory: Path) -> str:

@@ -16,20 +16,6 @@ from docs.measure import ROOT
 
 pytestmark = pytest.mark.repository
 
-TRACKER = '''
-"""A tracker that prints."""
-
-from retrain.protocols import Tracker
-from retrain.registry import tracker
-
-
-@tracker("printed")
-class Printed(Tracker):
-    """Prints every row."""
-
-    def log(self, step, metrics):
-        print(step, metrics)
-'''
 LOSS = '''
 """A loss."""
 
@@ -40,23 +26,6 @@ from retrain.registry import loss
 def plain(logprobs, advantages):
     """Minus the weighted log-likelihood."""
     return -logprobs * advantages
-'''
-ENGINE = '''
-"""An engine."""
-
-from retrain.protocols import Sampler
-from retrain.registry import engine
-
-
-@engine("silent")
-class Silent(Sampler):
-    """Samples nothing."""
-
-    def sample(self, requests, sampling):
-        return []
-
-    def load_weights(self, weights, version):
-        pass
 '''
 RULE = '''
 
@@ -123,20 +92,11 @@ class Copy:
         return done.stdout + (done.stderr if code else "")
 
 
-@pytest.mark.parametrize(
-    ("kind", "file", "text", "name"),
-    [
-        ("tracker", "tracking/printed.py", TRACKER, "printed:Printed"),
-        ("loss", "algorithms/losses/plain.py", LOSS, "plain:plain"),
-        ("engine", "engines/silent.py", ENGINE, "silent:Silent"),
-    ],
-)
-def test_a_component_is_one_new_file_and_a_row(package, kind, file, text, name):
-    package.write(file, text)
-    place = file.removesuffix(".py").replace("/", ".").rpartition(".")[0]
-    row = f'        "{name.partition(":")[0]}": "retrain.{place}.{name}",\n'
-    package.change("registry/built_in.py", f'    "{kind}": {{\n', f'    "{kind}": {{\n{row}')
-    assert name.partition(":")[0] in package("plugins", kind)
+def test_a_component_is_one_new_file_and_a_row(package):
+    package.write("algorithms/losses/plain.py", LOSS)
+    row = '        "plain": "retrain.algorithms.losses.plain:plain",\n'
+    package.change("registry/built_in.py", '    "loss": {\n', f'    "loss": {{\n{row}')
+    assert "plain" in package("plugins", "loss")
     assert len(package.touched) == 2
 
 

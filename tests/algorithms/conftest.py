@@ -1,7 +1,5 @@
 """Batches of one number type, written by hand or drawn at random."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Published methods against vectors that were computed independently of this package, in float64."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

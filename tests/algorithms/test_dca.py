@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -65,21 +63,14 @@ def test_equals_the_printed_formula(groups, dynamic):
         found = dca(name, [float(c) for c in correct], lengths, ids, beta=0.2, dynamic=dynamic)
         for g in set(ids):
             mine = [i for i, other in enumerate(ids) if other == g]
-            expected = credit.dca(
-                [correct[i] for i in mine],
-                [lengths[i] for i in mine],
-                0.2,
-                dynamic,
-                loo,
-            )
+            expected = credit.dca([correct[i] for i in mine], [lengths[i] for i in mine], 0.2, dynamic, loo)
             assert found[mine].tolist() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["dca", "dca_rloo"])
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.tuples(st.booleans(), st.integers(1, 5000), st.floats(-5, 5)), min_size=2, max_size=8),
-    st.floats(-3, 3),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 5000), st.floats(-5, 5)), min_size=2, max_size=8), st.floats(-3, 3)
 )
 def test_no_further_reward_makes_a_correct_answer_rank_below_a_wrong_one(mode, rows, weight):
     correct, lengths, other = (list(column) for column in zip(*rows, strict=True))

@@ -1,7 +1,5 @@
 """PRIME's transform and filter, by their public names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -95,9 +95,9 @@ def installed(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).parent / "retrain"), *arguments]
 
 
-def retrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+def retrain(folder: Path, *arguments: str, code: int | None = None) -> subprocess.CompletedProcess:
     """Run the command to its end."""
-    return run_command(*arguments, cwd=folder, environment=ENVIRONMENT)
+    return run_command(*arguments, cwd=folder, environment=ENVIRONMENT, code=code)
 
 
 def ran(folder: Path) -> list[str]:

@@ -8,25 +8,16 @@ from retrain.campaign.work import run_process
 from retrain.campaign.work.campaign_directory import create
 
 CAMPAIGN = """
+warmup = {{ steps = 2, batch_size = 2, problems = 4 }}
+eval = {{ problems = 0 }}
 [campaign]
 seeds = 3
 warm_starts = {starts}
 slots = 2
-
-[[campaign.conditions]]
-label = "grpo"
-
-[[campaign.conditions]]
-label = "maxrl"
-advantage_mode = "maxrl"
-
-[warmup]
-steps = 2
-batch_size = 2
-problems = 4
-
-[eval]
-problems = 0
+conditions = [
+    {{ label = "grpo" }},
+    {{ label = "maxrl", advantage_mode = "maxrl" }},
+]
 """
 
 

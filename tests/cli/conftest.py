@@ -51,14 +51,19 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="session")
 def cli():
-    """Run the command in this process: `cli("train", "run.toml")` -> result with exit_code, stdout, stderr."""
+    """Run the command in this process: `cli("train", "run.toml", code=0)` -> result with exit_code, stdout, stderr."""
     from typer.testing import CliRunner
 
     from retrain.cli.main import app
 
-    return lambda *arguments, **options: CliRunner().invoke(app, list(arguments), **options)
+    def go(*arguments, code=None, **options):
+        result = CliRunner().invoke(app, list(arguments), **options)
+        assert code in (None, result.exit_code), result.output
+        return result
+
+    return go
 
 
-def installed(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+def installed(*arguments: str, cwd: Path, code: int | None = None) -> subprocess.CompletedProcess:
     """Run the command in a process of its own."""
-    return run_command(*arguments, cwd=cwd)
+    return run_command(*arguments, cwd=cwd, code=code)

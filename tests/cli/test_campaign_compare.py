@@ -19,8 +19,7 @@ def campaign(tmp_path):
 
 
 def test_compare_prints_conditions_and_the_verdict(campaign, cli):
-    result = cli("compare", str(campaign))
-    assert result.exit_code == 0
+    result = cli("compare", str(campaign), code=0)
     assert result.stdout.startswith("what differs\n")
     assert "\ncondition  runs  accuracy" in result.stdout
     assert "All 12 runs finished. 1 of 1 condition measured: 1 better." in result.stdout
@@ -37,8 +36,7 @@ def test_compare_writes_html_and_json(campaign, cli, tmp_path):
 
 
 def test_report_of_a_campaign_prints_the_verdict_and_the_files(campaign, cli):
-    result = cli("report", str(campaign))
-    assert result.exit_code == 0
+    result = cli("report", str(campaign), code=0)
     assert result.stdout.startswith("All 12 runs finished.")
     assert f"{campaign}/report.html" in result.stdout
     assert (campaign / "results.csv").is_file()
@@ -48,8 +46,7 @@ def test_compare_ends_with_1_if_something_is_worse(campaign, cli, tmp_path):
     runs = [str(path) for path in sorted(campaign.glob("cells/*/s*"))]
     assert cli("compare", *runs, "--fail-if", "worse").exit_code == 0
     assert cli("compare", *runs, "--fail-if", "worse", "--metric", "accuracy", "--goal", "min").exit_code == 1
-    wrong = cli("compare", *runs, "--fail-if", "better")
-    assert wrong.exit_code == 2
+    wrong = cli("compare", *runs, "--fail-if", "better", code=2)
     assert "--fail-if" in wrong.stderr
 
 
@@ -64,8 +61,7 @@ def test_compare_that_compares_nothing_does_not_pass(cli, tmp_path):
 def test_compare_does_not_replace_its_input(cli, tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("method,seed,accuracy\na,0,0.5\nb,0,0.6\n")
-    result = cli("compare", str(file), "--html", str(file))
-    assert result.exit_code == 2
+    result = cli("compare", str(file), "--html", str(file), code=2)
     assert "is an input" in result.stderr
     assert file.read_text().startswith("method")
 

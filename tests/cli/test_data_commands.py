@@ -17,8 +17,7 @@ def rows(path):
 def test_the_installed_command_honours_the_sizes_and_repeats_itself(tmp_path):
     sizes = ["--train-size", "10", "--val-size", "5"]
     for folder in ("one", "two", "one"):
-        done = installed("data", "prepare", "--out", folder, *sizes, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = installed("data", "prepare", "--out", folder, *sizes, cwd=tmp_path, code=0)
         assert f"{folder}/val.jsonl, {folder}/val.parquet: 5 rows" in done.stdout
     one, two = tmp_path / "one", tmp_path / "two"
     assert sorted(path.name for path in one.iterdir()) == ["train.jsonl", "train.parquet", "val.jsonl", "val.parquet"]
@@ -61,21 +60,15 @@ def test_the_options_of_the_documentation_of_dca(prepare, tmp_path, monkeypatch)
 
 
 MIX = """
-[[tasks]]
-name = "jsonl"
-label = "gsm8k"
-params = { path = "gsm8k.jsonl", prompt_field = "question" }
-[[tasks]]
-name = "jsonl"
-label = "math"
-weight = 2.0
-params = { path = "math.jsonl", prompt_field = "problem" }
+tasks = [
+    { name = "jsonl", label = "gsm8k", params = { path = "gsm8k.jsonl", prompt_field = "question" } },
+    { name = "jsonl", label = "math", weight = 2.0, params = { path = "math.jsonl", prompt_field = "problem" } },
+]
 [eval]
 problems = 0
-[[eval.sets]]
-name = "gsm8k"
-task = "jsonl"
-task_params = { path = "test.jsonl", prompt_field = "question" }
+sets = [
+    { name = "gsm8k", task = "jsonl", task_params = { path = "test.jsonl", prompt_field = "question" } },
+]
 """
 
 

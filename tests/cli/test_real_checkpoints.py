@@ -13,41 +13,17 @@ from retrain.training.model.loading import load_model
 from tests.make_checkpoint import make_checkpoint, make_tokenizer
 
 TOML = """
-[model]
-path = "base"
-dtype = "float32"
-
-[training]
-max_steps = 3
-batch_size = 4
-group_size = 4
-max_tokens = 10
-
-[optimizer]
-lr = 3e-3
-
-[warmup]
-steps = {warmup}
-problems = 64
-
-[eval]
-every = 0
-problems = 4
-
-[checkpoint]
-every = 1
-keep = 3
-
-[rollout]
-parity_every = 1
-
-[reward_pool]
-workers = 0
-
+model = {{ path = "base", dtype = "float32" }}
+training = {{ max_steps = 3, batch_size = 4, group_size = 4, max_tokens = 10 }}
+optimizer = {{ lr = 3e-3 }}
+warmup = {{ steps = {warmup}, problems = 64 }}
+eval = {{ every = 0, problems = 4 }}
+checkpoint = {{ every = 1, keep = 3 }}
+rollout = {{ parity_every = 1 }}
+reward_pool = {{ workers = 0 }}
 [[rewards]]
 name = "format"  # a model of random weights earns it half of the time
 params = {{ pattern = "[a-mA-M]" }}
-
 [[rewards]]
 name = "exact"
 weight = 0
@@ -60,8 +36,7 @@ def train(folder, cli):
 
     def go(*overrides, warmup=0):
         (folder / "run.toml").write_text(TOML.format(warmup=warmup))
-        result = cli("train", "run.toml", "--plain", *(part for key in overrides for part in ("--set", key)))
-        assert result.exit_code == 0, result.output
+        result = cli("train", "run.toml", "--plain", *(part for key in overrides for part in ("--set", key)), code=0)
         return folder / "runs" / "run", result.output
 
     return go
@@ -219,22 +194,8 @@ def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monk
     assert alone["accuracy"] == json.loads(before)["accuracy"]
 
 
-@pytest.mark.slow
-def test_adapters_resume_bit_for_bit(folder, train, cli):
-    make_checkpoint(folder / "base", "gpt2")
-    run, _ = train(*LORA)
-    weights = (run / "model" / "model.safetensors").read_bytes()
-    overrides = [part for key in LORA for part in ("--set", key)]
-    at = "runs/run/checkpoints/step-000001"
-    result = cli("train", "run.toml", "--plain", "--resume", at, *overrides)
-    assert result.exit_code == 0, result.output
-    assert "resumed after step 1" in result.output
-    assert (run / "model" / "model.safetensors").read_bytes() == weights
-
-
 def test_adapters_on_one_side_of_a_tie_are_refused(folder, cli):
     make_checkpoint(folder / "base", "gpt2")
     (folder / "run.toml").write_text(TOML.format(warmup=0))
-    result = cli("train", "run.toml", "--plain", "--set", 'model.lora.target_modules=["lm_head"]')
-    assert result.exit_code == 2
+    result = cli("train", "run.toml", "--plain", "--set", 'model.lora.target_modules=["lm_head"]', code=2)
     assert "one matrix for both" in result.output

@@ -24,8 +24,7 @@ SOLUTIONS = [
 def prm(folder, cli):
     """The model of a finished run, from the user's folder."""
     (folder / "run.toml").write_text((folder / "run.toml").read_text() + PRIME)
-    result = cli("train", "run.toml", "--plain", "--set", "training.max_steps=2", "--set", "eval.problems=0")
-    assert result.exit_code == 0, result.output
+    cli("train", "run.toml", "--plain", "--set", "training.max_steps=2", "--set", "eval.problems=0", code=0)
     return "runs/run/model/process_rewards"
 
 
@@ -38,8 +37,7 @@ def write(folder, rows):
 @pytest.mark.slow
 def test_solutions_are_scored_by_row_and_by_token(folder, cli, prm):
     write(folder, SOLUTIONS)
-    result = cli("prm", "score", prm, "solutions.jsonl", "--json", "--tokens", "--out", "scores.jsonl")
-    assert result.exit_code == 0, result.output
+    result = cli("prm", "score", prm, "solutions.jsonl", "--json", "--tokens", "--out", "scores.jsonl", code=0)
     found = json.loads(result.stdout)
     rows = found["rows"]
     assert [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()] == rows
@@ -60,8 +58,7 @@ def test_solutions_are_scored_by_row_and_by_token(folder, cli, prm):
 @pytest.mark.slow
 def test_the_table_beta_and_reference(folder, cli, prm):
     write(folder, SOLUTIONS[3:])
-    plain = cli("prm", "score", prm, "solutions.jsonl", "--tokens")
-    assert plain.exit_code == 0, plain.output
+    plain = cli("prm", "score", prm, "solutions.jsonl", "--tokens", code=0)
     assert plain.stdout.startswith("line 1  r_phi ")
     assert "accuracy" not in plain.stdout
 
@@ -78,8 +75,7 @@ def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
     bad = ["{", [], {"prompt": "1?"}, {"prompt": 3, "text": "x"}, {"prompt": "1?", "text": "x", "correct": "yes"}]
     bad += [{"messages": [{"role": "user", "content": "1?"}]}, {"prompt": "1?", "text": "1 2 " * 4000}]
     write(folder, [SOLUTIONS[0], *bad[:-1]])
-    result = cli("prm", "score", prm, "solutions.jsonl")
-    assert result.exit_code == 3
+    result = cli("prm", "score", prm, "solutions.jsonl", code=3)
     for line, reason in enumerate(("not JSON", "an object", "no field solution", "expected text", "correct"), 2):
         assert any(
             text.startswith(f"solutions.jsonl:{line}: ") and reason in text for text in result.stderr.splitlines()
@@ -88,19 +84,16 @@ def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
     assert "6 bad rows: fix or remove them" in result.stderr
     assert "on_bad_row" not in result.stderr, "the command has no such key"
     write(folder, [bad[-1]])
-    long = cli("prm", "score", prm, "solutions.jsonl")
-    assert long.exit_code == 3
+    long = cli("prm", "score", prm, "solutions.jsonl", code=3)
     assert "solutions.jsonl:1: " in long.stderr
     assert "the model takes" in long.stderr
     roles = ("system", "user", "assistant")
     write(folder, [{"messages": [{"role": role, "content": "1?"} for role in roles]}])
-    chat = cli("prm", "score", prm, "solutions.jsonl")
-    assert chat.exit_code == 3
+    chat = cli("prm", "score", prm, "solutions.jsonl", code=3)
     assert "chat template" in chat.stderr
 
 
 @pytest.mark.parametrize("beta", ["nan", "inf", "-1", "0"])
 def test_a_scale_is_a_finite_number_above_0(folder, cli, beta):
-    result = cli("prm", "score", "model", "solutions.jsonl", "--beta", beta)
-    assert result.exit_code == 2
+    result = cli("prm", "score", "model", "solutions.jsonl", "--beta", beta, code=2)
     assert "finite number above 0" in result.stderr

@@ -1,5 +1,3 @@
-import re
-
 import pytest
 
 from retrain.config.document import read
@@ -104,20 +102,3 @@ def test_a_key_of_text_takes_what_was_typed(tmp_path, typed):
     assert load(file, [f"logging.name={typed}"]).config.logging.name == typed
     with pytest.raises(ConfigError, match=f'no advantage named "{typed}"'):
         load(file, [f"algorithm.advantage_mode={typed}"])
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("optimizer.lr=.00001", 'must be a number, not ".00001"; write lr = 1e-05, without quotes'),
-        ("optimizer.betas=.9,.99", 'must be a list, not ".9,.99"; write betas = [0.9, 0.99]'),
-        ("training.max_steps=1e1", "must be an integer, not 1e1; write max_steps = 10"),
-        ("torch.dtype=1e5", "1e5 is not a valid value"),
-        ("logging.dir=$HOME/runs", 'has a "$", and variables are not replaced in a configuration; write the path'),
-    ],
-)
-def test_a_mistake_in_an_override_shows_what_was_typed(tmp_path, override, says):
-    file = tmp_path / "run.toml"
-    file.write_text("")
-    with pytest.raises(ConfigError, match=f"^--set {re.escape(override)}: .*{re.escape(says)}"):
-        load(file, [override])

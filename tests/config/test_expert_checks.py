@@ -26,10 +26,7 @@ def problem(loaded, text, *overrides):
 @pytest.mark.parametrize("case", [case for case in MIX["expert_batch"] if 0 < case["ratio"] < 1])
 def test_published_division_of_a_batch(case):
     config = Config.model_validate(
-        {
-            "training": {"batch_size": case["train_batch_size"], "group_size": 1},
-            "expert": {"ratio": case["ratio"]},
-        }
+        {"training": {"batch_size": case["train_batch_size"], "group_size": 1}, "expert": {"ratio": case["ratio"]}}
     )
     assert division(config, [case["ratio"]]) == (case["usual"], [case["expert"]])
     assert division(config, []) == (case["train_batch_size"], [])

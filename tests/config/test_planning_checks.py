@@ -1,11 +1,6 @@
 """[planning], and the names of its keys in [hicra] and [logging]."""
 
-import importlib.util
 import json
-
-import pytest
-
-from retrain.errors import ConfigError
 
 
 def planning(result):
@@ -42,20 +37,3 @@ log_planning_token_ratio = false
     assert (params["log_semantic_entropy"], params["log_planning_token_ratio"]) == (False, False)
     assert planning(loaded("", "hicra.sg_n_range=[2, 2]"))["sg_n_range"] == [2, 2]
     assert planning(loaded('[hicra]\nstrategic_grams = "default"'))["strategic_grams"] == "default"
-
-
-@pytest.mark.parametrize(
-    ("text", "package", "key"),
-    [
-        ('[planning]\ndetector = "semantic"', "sklearn", "[planning] detector"),
-        ('[planning]\ndetector = "semantic"\nembedder = "."', "sentence_transformers", "[planning] embedder"),
-    ],
-)
-def test_a_missing_package_names_the_extra(loaded, monkeypatch, text, package, key):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else real(name, *a))
-    with pytest.raises(ConfigError, match=f"{package} is not installed") as caught:
-        loaded(text)
-    [problem] = caught.value.problems
-    assert problem.key == key
-    assert "[grams]" in problem.fix

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import tomli
 
 from retrain.campaign.plan.is_campaign import is_campaign
 from retrain.campaign.plan.load_campaign import load_campaign
@@ -49,72 +50,13 @@ def condition(tmp_path):
     return load_condition
 
 
-LAYERS = [
-    ("defaults", BASE, "optimizer.lr = 1e-3", ("grpo, loss ppo_clip", 0.28, None)),
-    (
-        "base's preset",
-        BASE + '[algorithm]\nalgorithm_mode = "maxrl"\n',
-        "optimizer.lr = 1e-3",
-        ("maxrl, loss ppo_clip", 0.2, None),
-    ),
-    (
-        "base's keys",
-        BASE + '[algorithm]\nalgorithm_mode = "maxrl"\nadvantage_mode = "rloo"\n[ppo_clip]\neps_high = 0.3\n',
-        "optimizer.lr = 1e-3",
-        ("rloo, loss ppo_clip", 0.3, None),
-    ),
-    (
-        "condition's preset",
-        PLAIN + "[ppo_clip]\neps_high = 0.3\n",
-        'algorithm_mode = "sepa"',
-        ("maxrl, sepa > gtpo, loss ppo_clip", 0.2, 0.1),
-    ),
-    ("of maxrl", PLAIN, 'algorithm_mode = "maxrl"', ("maxrl, loss ppo_clip", 0.2, None)),
-    ("of hicra", PLAIN, 'algorithm_mode = "hicra"', ("grpo, hicra, loss ppo_clip", 0.2, None)),
-    (
-        "of a table",
-        PLAIN + "[gtpo]\nbeta = 0.9\n",
-        'algorithm_mode = "sepa"',
-        ("maxrl, sepa > gtpo, loss ppo_clip", 0.2, 0.1),
-    ),
-    (
-        "of a table alone",
-        BASE + "[gtpo]\nbeta = 0.9\n",
-        'algorithm_mode = "sepa"',
-        ("maxrl, sepa > gtpo, loss ppo_clip", 0.2, 0.1),
-    ),
-    ("of the user", PLAIN, 'algorithm_mode = "mine.toml"', ("maxrl, gtpo, loss ppo_clip", 0.28, 0.7)),
-    (
-        "instead of the base's preset",
-        BASE + '[algorithm]\nalgorithm_mode = "dapo"\n',
-        'algorithm_mode = "maxrl"',
-        ("maxrl, loss ppo_clip", 0.2, None),
-    ),
-    (
-        "instead of the base's losses",
-        PLAIN + '[[loss]]\nname = "cispo"\n[[loss]]\nname = "ppo_clip"\nweight = 0.5\n',
-        'algorithm_mode = "maxrl"',
-        ("maxrl, loss ppo_clip", 0.2, None),
-    ),
-    (
-        "condition's keys",
-        PLAIN,
-        'algorithm_mode = "sepa"\nadvantage_mode = "rloo"\n"gtpo.beta" = 0.4\n"ppo_clip.eps_high" = 0.5',
-        ("rloo, sepa > gtpo, loss ppo_clip", 0.5, 0.4),
-    ),
-    (
-        "advantage over an algorithm",
-        BASE + '[algorithm]\nalgorithm_mode = "oracle"\n',
-        'advantage_mode = "maxrl"',
-        ("maxrl, loss ppo_clip", 0.28, None),
-    ),
-    ("an algorithm over the advantage", PLAIN, 'algorithm_mode = "oracle"', ("oracle, loss ppo_clip", 0.28, None)),
-]
+LAYERS = tomli.loads(Path(__file__).with_name("layers.toml").read_text())["layers"]
 
 
-@pytest.mark.parametrize(("base", "entry", "expected"), [row[1:] for row in LAYERS], ids=[row[0] for row in LAYERS])
-def test_a_higher_layer_wins(base, entry, expected, condition):
-    assert condition(base, entry) == expected
+@pytest.mark.parametrize("layers", LAYERS, ids=lambda layers: layers["about"])
+def test_a_higher_layer_wins(layers, condition):
+    trained, clip, *beta = layers["method"]
+    assert condition(layers["base"], layers["condition"]) == (trained, clip, *(beta or [None]))
 
 
 def test_a_grid_is_above_the_conditions(condition):
@@ -126,28 +68,6 @@ def test_a_grid_is_above_the_conditions(condition):
 def test_the_command_line_is_above_all_in_any_order(order, condition):
     overrides = ["gtpo.beta=0.8", "algorithm.algorithm_mode=sepa"][::order]
     assert condition(PLAIN, "optimizer.lr = 1e-3", "", overrides) == ("maxrl, sepa > gtpo, loss ppo_clip", 0.2, 0.8)
-
-
-@pytest.mark.parametrize(
-    ("entry", "grid", "overrides", "problem"),
-    [
-        (
-            'advantage_mode = "maxrl"',
-            '"algorithm.algorithm_mode" = ["sepa"]',
-            (),
-            r'preset "sepa" \(.*\) replaces \[algorithm\] advantage_mode',
-        ),
-        (
-            '"ppo_clip.eps_high" = 0.5',
-            "",
-            ("algorithm.algorithm_mode=dapo",),
-            r'preset "dapo" \(--set\) replaces \[ppo_clip\] eps_high',
-        ),
-    ],
-)
-def test_a_preset_does_not_replace_what_a_label_names(entry, grid, overrides, problem, condition):
-    with pytest.raises(ConfigError, match=problem):
-        condition(PLAIN, entry, grid, overrides)
 
 
 def test_a_file_outranks_the_one_that_it_extends_and_stands_alone_when_it_is_stored(tmp_path):
@@ -163,20 +83,6 @@ def test_a_file_outranks_the_one_that_it_extends_and_stands_alone_when_it_is_sto
     ]
     (tmp_path / "stored.toml").write_text(loaded.text)
     assert method(load(tmp_path / "stored.toml")) == method(loaded)
-
-
-def test_an_algorithm_and_an_advantage_in_one_layer_contradict_each_other(tmp_path):
-    (tmp_path / "run.toml").write_text(BASE + '[algorithm]\nalgorithm_mode = "oracle"\nadvantage_mode = "maxrl"\n')
-    with pytest.raises(ConfigError, match="advantage_mode: algorithm_mode replaces it"):
-        load(tmp_path / "run.toml")
-
-
-def test_conditions_that_train_the_same_under_two_names_are_a_mistake(tmp_path):
-    (tmp_path / "base.toml").write_text(BASE + "[ppo_clip]\neps_low = 0.2\neps_high = 0.2\n")
-    entries = '{ label = "a", algorithm_mode = "grpo" }, { label = "b", advantage_mode = "grpo" }'
-    (tmp_path / "sweep.toml").write_text(f'[campaign]\nbase = "base.toml"\nseeds = 3\nconditions = [{entries}]\n')
-    with pytest.raises(ConfigError, match="condition 'b' is the same run as 'a'"):
-        load_campaign(tmp_path / "sweep.toml")
 
 
 def name(file):

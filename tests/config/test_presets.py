@@ -124,10 +124,6 @@ def test_a_file_of_the_users_own_is_a_preset_relative_to_the_file_that_names_it(
     assert load(alone).resolved() == loaded.resolved(), "the text that a run directory keeps stands alone"
 
 
-def test_a_preset_may_be_named_on_the_command_line(run):
-    assert run("", "algorithm.algorithm_mode=gspo").components.one("reduction").name == "sequence_mean"
-
-
 def test_a_list_in_a_line_of_its_own_is_kept_as_it_is(run):
     loaded = run('rewards = [{ name = "number" }]\n' + using("dapo"))
     assert [bound.name for bound in loaded.components.all("reward")] == ["number"]

@@ -40,8 +40,7 @@ def train(folder, file, *options, **changes):
     """Train a file of the page in small, and return its run directory."""
     sets = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
     words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
-    done = run_command("train", file, "--plain", *options, *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_command("train", file, "--plain", *options, *words, cwd=folder, code=0)
     return folder / "runs" / Path(file).stem
 
 
@@ -60,6 +59,7 @@ def test_the_rewards_read_a_column(folder):
     assert row["reward/graded.brief"] != 0
 
 
+@pytest.mark.slow
 def test_a_copied_run_of_lora_ends_with_the_same_bits(folder, tmp_path_factory):
     """The lost machine's run is a copy without what came after its first checkpoint."""
     model = make_checkpoint(folder / "model", chat=True)

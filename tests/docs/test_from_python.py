@@ -99,6 +99,7 @@ def test_a_run_neither_sees_nor_changes_the_thread_modes_and_numbers_of_its_call
         assert (numbers(), modes()) == (expected, before)
 
 
+@pytest.mark.slow
 def test_the_campaign_has_a_verdict_and_its_runs(capsys):
     campaign = run_small(CAMPAIGN)["campaign"]
     [row] = campaign.verdicts

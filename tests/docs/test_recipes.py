@@ -70,8 +70,7 @@ def wandb(folder):
 def test_a_recipe_makes_a_table_with_the_results_of_all_runs(tmp_path, title, write):
     write(tmp_path)
     (recipe,) = re.findall(rf'```python title="{title}"\n(.*?)```', PAGE, re.DOTALL)
-    done = run_source(recipe, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_source(recipe, cwd=tmp_path, code=0)
     found = compare([tmp_path / "results.csv"])
     assert {label: found.first.values(label) for label in found.first.conditions} == {
         label: pytest.approx(values) for label, values in RESULTS.items()

@@ -1,67 +1,37 @@
 """Tiny random models of several architectures, and prompts of unequal length."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import tomli
 import torch
 import transformers as hf
 
 from retrain.types import Request, Sampling
 
-VOCABULARY = 48
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-}
-GROUPED: dict[str, Any] = SMALL | {"num_key_value_heads": 2}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-MODELS: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM, GROUPED | {"head_dim": 16, "tie_word_embeddings": True}),
-    "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM, GROUPED | {"tie_word_embeddings": False}),
-    "llama": (
-        hf.LlamaConfig,
-        hf.LlamaForCausalLM,
-        GROUPED | {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE},
-    ),
-    "mistral": (hf.MistralConfig, hf.MistralForCausalLM, GROUPED | {"sliding_window": None}),
-    "gpt2": (
-        hf.GPT2Config,
-        hf.GPT2LMHeadModel,
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
-        | {"pad_token_id": 0},
-    ),
-    "gpt_neox": (hf.GPTNeoXConfig, hf.GPTNeoXForCausalLM, SMALL),
-    "qwen3_moe": (
-        hf.Qwen3MoeConfig,
-        hf.Qwen3MoeForCausalLM,
-        GROUPED | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    ),
-}
+TABLE: dict[str, Any] = tomli.loads(Path(__file__).with_suffix(".toml").read_text())
+VOCABULARY = TABLE["small"]["vocab_size"]
+GROUPED: dict[str, Any] = TABLE["small"] | {"num_key_value_heads": 2}
+MODELS = tuple(TABLE["models"])
 FUSED = ("qwen3", "qwen2", "llama", "mistral")
 PROMPTS = [[5, 9, 11], [7], [3, 4, 6, 8, 10, 12, 14], [13, 2]]
 EVEN = [[5, 9, 11], [3, 4, 6]]
 
 
+def random_model(settings: dict[str, Any], shape: dict[str, Any]) -> Any:
+    """A model of a family of transformers: its configuration is the shape, GPT-2's apart, and what is set beside it."""
+    values = {key: None if value == "none" else value for key, value in settings.items()}  # TOML has no null
+    family = values.pop("family")
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    config = getattr(hf, f"{family}Config")(**({} if family == "GPT2" else shape) | values)
+    return getattr(hf, f"{family}{head}")(config).eval()
+
+
 def tiny(name: str, **changes: Any) -> Any:
     """A model whose distributions are neither flat nor degenerate, with norms and biases that matter."""
-    config, model, settings = MODELS[name]
     torch.manual_seed(0)
-    built = model(config(**(settings | changes))).eval()
+    built = random_model(TABLE["models"][name] | changes, TABLE["small"])
     with torch.no_grad():
         for parameter in built.parameters():
             if parameter.ndim == 1:

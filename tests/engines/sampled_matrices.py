@@ -1,8 +1,6 @@
 # pyright: reportAttributeAccessIssue=false
 """The matrices that an engine samples with, read off its products with unit vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

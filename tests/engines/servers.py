@@ -1,7 +1,5 @@
 """Servers that speak as much of vLLM's HTTP as the client asks for, and can be made to fail."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading
@@ -251,8 +249,6 @@ class ModelServer(Server):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         super().load(folder)
-        if self.fault == "pretends":
-            return
         # Not from_pretrained: the trainer lives in this process, and its next model would be initialized otherwise.
         self.model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
         self.model.load_state_dict(load_file(f"{folder}/model.safetensors"))
@@ -263,9 +259,7 @@ class ModelServer(Server):
 
         request = Request(tuple(prompt), fields["n"], fields["max_tokens"], stream=0)
         sampling = Sampling(
-            temperature=fields["temperature"],
-            stop_ids=tuple(fields["stop_token_ids"]),
-            seed=fields["seed"],
+            temperature=fields["temperature"], stop_ids=tuple(fields["stop_token_ids"]), seed=fields["seed"]
         )
         with self.lock:
             [rows] = TorchEngine(self.model, dtype="float32").sample([request], sampling)

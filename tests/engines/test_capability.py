@@ -1,6 +1,6 @@
 """Which models the embedded engine takes."""
 
-from __future__ import annotations
+import re
 
 import pytest
 import transformers as hf
@@ -29,50 +29,27 @@ def test_a_window_on_some_layers_counts():
     assert unsupported(tiny("qwen2", sliding_window=8)) is None
 
 
+FULL = {"layer_types": ["full_attention"] * 2, "head_dim": 8}
+SMALLEST = {"vocab_size": 8, "hidden_size": 8}
+SINKS = {"num_local_experts": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+LINEAR = {"head_dim": 8, "num_experts": 2, "layer_types": ["linear_attention", "full_attention"]}
+T5 = {"vocab_size": 8, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+
+
 @pytest.mark.parametrize(
-    ("config", "model", "reason"),
+    ("family", "head", "settings", "reason"),
     [
-        (
-            hf.T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2),
-            hf.T5ForConditionalGeneration,
-            "encoder",
-        ),
-        (hf.Qwen3Config(**GROUPED), hf.Qwen3Model, "no language-model head"),
-        (
-            hf.BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=2),
-            hf.BloomForCausalLM,
-            "bloom cannot be replaced",
-        ),
-        (
-            hf.MambaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, state_size=4),
-            hf.MambaForCausalLM,
-            "recurrent",
-        ),
-        (hf.Gemma2Config(**GROUPED, head_dim=8, layer_types=["full_attention"] * 2), hf.Gemma2ForCausalLM, "caps"),
-        (
-            hf.GptOssConfig(
-                **GROUPED,
-                head_dim=8,
-                num_local_experts=2,
-                layer_types=["full_attention"] * 2,
-                rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-            ),
-            hf.GptOssForCausalLM,
-            "sinks",
-        ),
-        (
-            hf.Qwen3NextConfig(
-                **GROUPED, head_dim=8, num_experts=2, layer_types=["linear_attention", "full_attention"]
-            ),
-            hf.Qwen3NextForCausalLM,
-            "recurrent|linear_attention",
-        ),
+        ("T5", "ForConditionalGeneration", T5, "encoder"),
+        ("Qwen3", "Model", GROUPED, "no language-model head"),
+        ("Bloom", "ForCausalLM", SMALLEST | {"n_layer": 1, "n_head": 2}, "bloom cannot be replaced"),
+        ("Mamba", "ForCausalLM", SMALLEST | {"num_hidden_layers": 1, "state_size": 4}, "recurrent"),
+        ("Gemma2", "ForCausalLM", GROUPED | FULL, "caps"),
+        ("GptOss", "ForCausalLM", GROUPED | FULL | SINKS, "sinks"),
+        ("Qwen3Next", "ForCausalLM", GROUPED | LINEAR, "recurrent|linear_attention"),
     ],
 )
-def test_the_reason_names_what_is_in_the_way(config, model, reason):
-    import re
-
-    built = model(config)
+def test_the_reason_names_what_is_in_the_way(family, head, settings, reason):
+    built = getattr(hf, f"{family}{head}")(getattr(hf, f"{family}Config")(**settings))
     assert re.search(reason, str(unsupported(built)))
     assert choose_engine(built)[0] == "transformers"
 

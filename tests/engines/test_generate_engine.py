@@ -1,7 +1,5 @@
 """transformers' generate behind the same contract."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

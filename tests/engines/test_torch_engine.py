@@ -1,7 +1,5 @@
 """The embedded engine against the model's own forward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

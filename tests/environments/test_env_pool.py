@@ -177,11 +177,7 @@ def test_a_class_is_built_once_and_reads_every_field():
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [
-        ("number", "yielded a int"),
-        ("nan", "not a number from -1e15 to 1e15"),
-        ("empty", "empty mapping"),
-    ],
+    [("number", "yielded a int"), ("nan", "not a number from -1e15 to 1e15"), ("empty", "empty mapping")],
 )
 def test_what_is_no_observation_or_reward_is_an_error_of_the_episode(answer, message):
     envs = pool("odd", in_processes=False)

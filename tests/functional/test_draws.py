@@ -1,7 +1,5 @@
 """Drawing tokens from logits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The shapes in the signatures are checked while tests run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

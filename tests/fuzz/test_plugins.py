@@ -3,8 +3,6 @@
 Every kind of component x every way to go wrong, called as training calls it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -189,15 +187,8 @@ def part(**verbs):
     return type("Mine", (StatefulComponent,), sound | verbs)
 
 
-ASKED = {
-    ("task", "problem"): (0,),
-    ("task", "heldout"): (4,),
-}
-SOUND = {
-    "task": ("problem", "heldout"),
-    "engine": ("sample", "load_weights"),
-    "executor": ("run",),
-}
+ASKED = {("task", "problem"): (0,), ("task", "heldout"): (4,)}
+SOUND = {"task": ("problem", "heldout"), "engine": ("sample", "load_weights"), "executor": ("run",)}
 
 
 def ask(kind, verb, function):

@@ -1,7 +1,5 @@
 """The frozen definitions of the testbed's tasks, and their premises in plans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

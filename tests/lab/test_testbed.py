@@ -12,22 +12,13 @@ from retrain.errors import ConfigError
 from retrain.lab import testbed
 
 METHOD = """
-[model]
-path = "builtin:tiny"
-[task]
-name = "addition"
-[addition]
-p_slip = 0.2
-[algorithm]
-transform_mode = "gtpo_hicra"
-[hicra]
-alpha = 0.3
-[training]
-max_steps = 500
-minibatches = 2
-lr = 1e-4
-[plugins]
-search_paths = ["."]
+model = { path = "builtin:tiny" }
+task = { name = "addition" }
+addition = { p_slip = 0.2 }
+algorithm = { transform_mode = "gtpo_hicra" }
+hicra = { alpha = 0.3 }
+training = { max_steps = 500, minibatches = 2, lr = 1e-4 }
+plugins = { search_paths = ["."] }
 """
 
 ROOT = Path(__file__).parents[2]

@@ -28,10 +28,7 @@ from retrain.cli.main import COMMANDS
 from retrain.system.fork import prepare
 from tests.preload.client import FORWARDED
 
-MODULES = [
-    *_IMPORTED,
-    *sorted({place.partition(":")[0] for place, _ in COMMANDS.values()}),
-]
+MODULES = [*_IMPORTED, *sorted({place.partition(":")[0] for place, _ in COMMANDS.values()})]
 """What most programs of the tests import. None of it starts a thread, or reads a variable that tests change."""
 IDLE_S, LOOK_S = 900.0, 1.0
 _SERVER: Any = getattr(forkserver, "_forkserver", None)

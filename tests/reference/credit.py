@@ -1,7 +1,5 @@
 """Credit assignment for one group, as the formulas are printed."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -1,7 +1,5 @@
 """Policy losses of one token, as the formulas are printed."""
 
-from __future__ import annotations
-
 import math
 
 

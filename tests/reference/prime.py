@@ -1,7 +1,5 @@
 """PRIME's advantages and losses as the formulas are printed, over lists, one term at a time."""
 
-from __future__ import annotations
-
 import math
 
 

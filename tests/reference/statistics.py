@@ -1,7 +1,5 @@
 """The statistics of campaigns as they are printed: loops over plain numbers, and scipy.stats where it has them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

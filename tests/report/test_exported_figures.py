@@ -1,7 +1,5 @@
 """Figures as files: SVG documents that stand alone, and PNG where a program that draws them is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import struct
 from xml.etree import ElementTree

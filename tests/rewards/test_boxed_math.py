@@ -1,7 +1,5 @@
 r"""Mathematical equivalence of boxed answers, its traps, and what hostile text cannot do."""
 
-from __future__ import annotations
-
 import importlib
 import os
 
@@ -13,58 +11,10 @@ from retrain.rewards.boxed_math import BoxedMath, last_box, simple_equal
 from retrain.rewards.decoration import undecorated
 from retrain.rewards.pool import RewardPool
 
-RIGHT = [
-    (r"so \boxed{5}", "5"),
-    (r"\boxed{\frac12}", "0.5"),
-    (r"\boxed{0.5}", r"\frac{1}{2}"),
-    (r"\boxed{2\sqrt{2}}", r"\sqrt{8}"),
-    (r"\boxed{\{1,2\}}", r"\{2,1\}"),
-    (r"\boxed{50\%}", r"50\%"),
-    (r"\boxed{1,000}", "1000"),
-    (r"\boxed{C}", "C"),
-    (r"\boxed{4} no, \boxed{5}", "5"),
-    (r"\boxed{6\text{cm}}", "6"),
-    (r"\boxed{18}", r"\$18"),
-    (r"\boxed{10^{-30}}", r"\frac{1}{10^{30}}"),
-]
-WRONG = [
-    ("5", "5"),
-    (r"\boxed{x=5}", "5"),
-    (r"\boxed{x\in[1,2]}", "[1,2]"),
-    ("1, 2, 3", "3"),
-    (r"\boxed{x+2-1}", "x+1"),
-    (r"\boxed{665+147}", "812"),
-    (r"\boxed{12/2}", "6"),
-    (r"\boxed{0.5000001}", "0.5"),
-    (r"\boxed{6\text{ or 7}}", "6"),
-    (r"\boxed{east}", "seat"),
-    (r"\boxed{1,2,3}", "3"),
-    (r"\boxed{5} no, \boxed{4}", "5"),
-    (r"\boxed{(1,2)}", "(2,1)"),
-    (r"\boxed{5", "5"),
-    (r"\boxed{}", "0"),
-    (r"\boxed{a}", "A"),
-    (r"\boxed{2^4}", "16"),
-    (r"\boxed{12345678901234567891}", "12345678901234567890"),
-    (r"\boxed{50}", r"50\%"),
-    (r"\boxed{\sqrt{2}+10^{-8}}", r"\sqrt{2}"),
-    (r"\boxed{" + "1+" * 400 + "1}", "401"),
-]
-
 
 @pytest.fixture(scope="module")
 def symbolic():
     return BoxedMath()
-
-
-@pytest.mark.parametrize(("completion", "answer"), RIGHT)
-def test_equal(symbolic, completion, answer):
-    assert symbolic(completion, answer) == 1.0
-
-
-@pytest.mark.parametrize(("completion", "answer"), WRONG)
-def test_not_equal(symbolic, completion, answer):
-    assert symbolic(completion, answer) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -175,3 +125,7 @@ def test_missing_library_names_the_extra(monkeypatch):
     with pytest.raises(MissingExtraError, match=r"math-verify is not installed; pip install .*\[math\]"):
         BoxedMath()
     assert issubclass(MissingExtraError, ComponentError)
+
+
+def test_a_sum_is_not_its_value_however_long_it_is(symbolic):
+    assert symbolic(r"\boxed{" + "1+" * 400 + "1}", "401") == 0.0

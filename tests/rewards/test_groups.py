@@ -1,7 +1,5 @@
 """Rewards that see all completions of a prompt at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

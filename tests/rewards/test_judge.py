@@ -1,7 +1,5 @@
 """The judge against a server that answers, fails, stalls and talks nonsense."""
 
-from __future__ import annotations
-
 import pytest
 
 from retrain.registry import find

@@ -1,7 +1,5 @@
 """A judge that sees all completions of a prompt: scores, rankings, and completions that try to write its answer."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

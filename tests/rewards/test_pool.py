@@ -1,7 +1,5 @@
 """The reward pool against rewards that hang, crash, allocate, print and return nonsense."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

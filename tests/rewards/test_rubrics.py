@@ -1,7 +1,5 @@
 """Rubrics of `judge`: criteria in the TOML and in rows, columns in the question, parts of the reward."""
 
-from __future__ import annotations
-
 import pytest
 
 from retrain.registry import find, reward

@@ -1,7 +1,5 @@
 """Rewards written for TRL and verl run unchanged, a batch at a time or as coroutines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -79,11 +77,7 @@ def test_the_numbers_of_a_dict_become_parts():
     [
         ("trl_rewards.one_too_few", "invalid", "expected a list of 2, one for each completion"),
         ("trl_rewards.batch_raises", "error", "raised KeyError: 'column'"),
-        (
-            "trl_rewards.boxed",
-            "error",
-            "it reads ground_truth, but the rows of the data only have answer",
-        ),
+        ("trl_rewards.boxed", "error", "it reads ground_truth, but the rows of the data only have answer"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])

@@ -1,27 +1,13 @@
 """Rewards on text and length: worked examples and traps."""
 
-from __future__ import annotations
-
 import pytest
 
 from retrain.registry import components, find, reward
 from retrain.rewards.text import exact, format_matches, number, overlong
 
 
-@pytest.mark.parametrize(
-    ("completion", "value"),
-    [
-        ("so 125", 1),
-        ("so 12\nso 125", 1),
-        ("so 125\nso 12", 0),
-        ("so 125 or so", 0),
-        ("also 125", 0),
-        ("125", 0),
-        ("", 0),
-    ],
-)
-def test_exact_reads_the_last_line(completion, value):
-    assert exact(completion, "125") == value
+def test_exact_reads_the_last_line():
+    assert [exact(text, "125") for text in ("so 12\nso 125", "so 125\nso 12")] == [1, 0]
 
 
 def test_exact_takes_the_last_match_of_another_pattern():
@@ -29,26 +15,6 @@ def test_exact_takes_the_last_match_of_another_pattern():
     assert exact("#### 4\n#### 3", "4", pattern=r"#### (.+)") == 0
     assert exact("nothing", "4", pattern=r"#### (.+)") == 0
     assert exact("a", "4", pattern=r"(x)?a") == 0
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer", "value"),
-    [
-        ("the answer is 1,234.50.", "1234.5", 1),
-        ("first 3, then 4", "4", 1),
-        ("first 4, then 3", "4", 0),
-        ("5-3", "3", 0),
-        ("it is -3", "-3", 1),
-        ("x-3", "3", 0),
-        ("6.02e23", "602e21", 1),
-        ("none", "1", 0),
-        ("1,2", "2", 0),
-        ("1e999", "1", 0),
-        ("0.333", "0.33333333", 0),
-    ],
-)
-def test_number(completion, answer, value):
-    assert number(completion, answer) == value
 
 
 def test_number_tolerance_is_relative_above_one():

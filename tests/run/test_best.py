@@ -1,19 +1,21 @@
-"""`[checkpoint] best`: the state whose evaluation was best, apart from the newest ones."""
-
-from __future__ import annotations
+"""`[checkpoint] best` keeps the best evaluation; a metric ends a run by `[training] stop_when`, and a resumed one."""
 
 import json
-import re
+from contextlib import closing
 
 import pytest
 
 from retrain.config.load import load
+from retrain.config.sections.heldout import StopWhen
 from retrain.errors import ConfigError
+from retrain.report.run_summary import status
 from retrain.run.evaluate import measure
 from retrain.run.reopen import each_checkpoint, reopen
+from retrain.run.session import Resume
+from retrain.run.stop_signal import StopCondition
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import RunDirectory
-from tests.small_runs import rows
+from tests.small_runs import digest, rows
 
 KEEP_ALL = ("checkpoint.keep=9", 'checkpoint.best="eval/accuracy"', "eval.every=1", "training.max_steps=3")
 
@@ -33,11 +35,8 @@ def test_the_best_evaluation_is_kept_and_can_be_used(train):
     measured = rows(run / "eval.jsonl")
     expected = max(measured[1:], key=lambda row: (row["accuracy"], -row["step"]))
     assert best_step(run) == expected["step"]
-    parts = reopen(run / "best", (), nothing)
-    try:
+    with closing(reopen(run / "best", (), nothing)) as parts:
         again = measure(parts, parts.trained.steps).row
-    finally:
-        parts.close()
     assert (again["step"], again["accuracy"]) == (expected["step"], expected["accuracy"])
 
 
@@ -67,20 +66,6 @@ def test_a_best_of_steps_that_are_done_again_goes(tmp_path):
     assert checkpoint.every(tmp_path / "run" / "best") == []
 
 
-@pytest.mark.parametrize(
-    ("best", "says"),
-    [
-        ("eval/acuracy", 'no evaluation measures "eval/acuracy"; did you mean "eval/accuracy"?'),
-        ("accuracy", "[checkpoint] best"),
-    ],
-)
-def test_a_best_that_nothing_measures_is_refused(toml, best, says):
-    toml.write_text(toml.read_text() + '[[eval.sets]]\nname = "hot"\n')
-    load(toml, ['checkpoint.best="eval/hot/accuracy"'])
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        load(toml, [f'checkpoint.best="{best}"'])
-
-
 @pytest.mark.slow
 def test_every_checkpoint_is_evaluated_and_a_damaged_one_left_out(train):
     run = train("checkpoint.keep=9", "checkpoint.every=1", "eval.every=1", "training.max_steps=3")
@@ -102,3 +87,41 @@ def test_a_run_without_checkpoints_has_none_to_evaluate(tmp_path):
 def load_config(folder):
     (folder / "plain.toml").write_text("")
     return load(folder / "plain.toml").config
+
+
+def ended(tmp_path, values, **settings):
+    """(the step that the values end a run at, the reason)."""
+    directory = RunDirectory(tmp_path / "none", "new", load_config(tmp_path).checkpoint, nothing)
+    watch = StopCondition(StopWhen(metric="reward/mean", **settings), directory, nothing)
+    for step, value in enumerate(values):
+        watch("step", {"step": step} | ({} if value is None else {"reward/mean": value}))
+        if directory.stop_reason:
+            return step + 1, directory.stop_reason
+    return 0, ""
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "expected"),
+    [
+        ((0.1, 0.5, 0.9), {"above": 0.5}, (2, "after 2 steps reward/mean = 0.5 >= 0.5")),
+        ((0.1, 0.5, 0.2), {"below": 0.05}, (0, "")),
+        ((None, 0.1, None, 0.7), {"above": 0.5}, (4, "after 4 steps reward/mean = 0.7 >= 0.5")),
+        ((0.1, 0.3, 0.2, 0.3, 0.4), {"patience": 2}, (4, "after 4 steps reward/mean = 0.3 <= 0.3, 2 times in a row")),
+    ],
+)  # fmt: skip
+def test_when_a_metric_ends_a_run(tmp_path, values, settings, expected):
+    assert ended(tmp_path, values, **settings) == expected
+
+
+def test_a_run_that_ends_early_is_finished_and_stays_so_when_it_is_resumed(train):
+    early = ("training.stop_when={metric='tokens/response', above=0.0}", "training.max_steps=9")
+    run = train(*early)
+    assert [row["step"] for row in rows(run / "metrics.jsonl")] == [0]
+    assert rows(run / "eval.jsonl")[-1]["step"] == 1
+    assert checkpoint.step_of(checkpoint.every(run / "checkpoints")[0]) == 1
+    facts = status(run)
+    assert (facts["state"], facts["stopped"][:13]) == ("finished", "after 1 steps")
+    assert json.loads((run / "status.json").read_text())["stopped"] == facts["stopped"]
+    before = digest(run)
+    train(*early, resume=Resume("auto"))
+    assert (len(rows(run / "metrics.jsonl")), digest(run)) == (1, before)

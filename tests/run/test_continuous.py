@@ -1,32 +1,24 @@
 """`[rollout] mode = "continuous"`: what is trained on, how stale it is, and what a stopped run keeps."""
 
-import gzip
 import itertools
-import json
 import signal
 import threading
 import time
 
 import pytest
 
-from retrain.config.load import load
-from retrain.errors import ConfigError, Preempted, UserCodeError
+from retrain.errors import Preempted, UserCodeError
 from retrain.run.collectors import continuous
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
 from retrain.system.event_loop import check_stop
-from tests.engines.servers import ModelServer
-from tests.small_runs import rows
+from tests.small_runs import rows, stored
 
 EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")
 FLOW = (*EXACT, "rollout.mode=continuous", "reward_pool.workers=1", "logging.rollouts_every=1")
 ONE_AT_A_TIME = (*FLOW, "rollout.max_staleness=2", "rollout.in_flight=1")
 GROUPS, SIZE, STEPS = 3, 4, 4
 """Of the small run."""
-
-
-def stored(run, step):
-    return [json.loads(line) for line in gzip.open(run / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt")]
 
 
 def trained_problems(run, steps=STEPS):
@@ -151,12 +143,7 @@ def test_sigterm_waits_for_groups_in_flight_or_says_how_many_are_abandoned(
     monkeypatch.setattr(continuous, "_DRAIN_S", seconds)
     gate.is_open = seconds > 0
     with pytest.raises(Preempted, match=rf"after step 2; --resume auto continues from there; it {left}"):
-        train(
-            *FLOW,
-            f"rollout.in_flight={most}",
-            "rollout.max_staleness=2",
-            observe=gate.stops_after(1),
-        )
+        train(*FLOW, f"rollout.in_flight={most}", "rollout.max_staleness=2", observe=gate.stops_after(1))
 
 
 def test_an_error_of_a_group_ends_the_run(train, tmp_path, monkeypatch):
@@ -200,42 +187,3 @@ def test_episodes_of_an_environment(train):
     assert len(rows(run / "metrics.jsonl")) == STEPS
     assert all(len(row["turns"]) >= 1 for row in stored(run, STEPS - 1))
     assert len({*trained_problems(run)}) == GROUPS * STEPS
-
-
-@pytest.mark.slow
-def test_servers_get_weights_while_they_sample_and_one_is_lost_and_comes_back(train):
-    servers = [ModelServer(), ModelServer()]
-    urls = json.dumps([server.url for server in servers])
-    options = ("rollout.engine=vllm-server", f"vllm.urls={urls}", "vllm.dtype=float32", "vllm.health_every_s=0.1")
-    flow = [one for one in FLOW if not one.startswith("torch")]
-
-    def observe(event, details):
-        if event == "step" and details["step"] == 0:
-            servers[0].kill()
-        if event == "step" and details["step"] == 2:
-            servers[0].start()
-
-    try:
-        run = train(*flow, *options, observe=observe)
-    finally:
-        for server in servers:
-            server.kill()
-    metrics = rows(run / "metrics.jsonl")
-    assert [row["sampler/servers"] for row in (metrics[0], metrics[2])] == [2, 1]
-    assert servers[0].loaded >= 3, "also after its return"
-    assert len(trained_problems(run)) == len({*trained_problems(run)}) == GROUPS * STEPS
-    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
-    assert any("mode=keep" in path for path in servers[1].paths)
-
-
-@pytest.mark.parametrize(
-    ("override", "problem"),
-    [
-        ("rollout.overlap=1", 'overlap: has no effect with mode = "continuous"'),
-        ("reward_pool.workers=0", "mode: with .reward_pool. workers = 0"),
-        ("rollout.engine=transformers", "mode: engine .transformers. does not declare"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(toml, override, problem):
-    with pytest.raises(ConfigError, match=problem):
-        load(toml, [*FLOW, "rollout.max_staleness=2", override])

@@ -9,7 +9,7 @@ from retrain.run.build import build
 from retrain.run.collectors.rounds import collect
 from retrain.run.session import Resume
 from retrain.storage.run_directory import RunDirectory
-from tests.small_runs import digest, rows
+from tests.small_runs import rows
 
 EXACT = ("model.dtype=float32", "teacher.dtype=float32", "torch.dtype=float32", "rollout.engine=torch")
 OPD = "algorithm.algorithm_mode=opd"
@@ -43,19 +43,6 @@ def test_a_policy_approaches_its_teacher(train, teacher):
 def test_without_a_model_the_base_under_the_adapters_teaches(train):
     found = gaps(train(*QUIET, OPD, "model.lora={r = 2}", "training.max_steps=1", "torch.dtype=float32"))
     assert found == pytest.approx([0.0], abs=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", ["current", "ema", "initial"])
-@pytest.mark.parametrize("lora", [(), ("model.lora={r = 2}",)], ids=["full", "lora"])
-def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, weights, lora):
-    table = f"{{source = 'hindsight', threshold = -1.0, weights = '{weights}'}}"
-    rate = (f"teacher={table}",)
-    options = ("algorithm.algorithm_mode=sdpo", *rate, *lora)
-    whole = train(*options, name="whole")
-    stopped(*options, name="cut")
-    assert digest(train(*options, name="cut", resume=Resume("auto"))) == digest(whole)
-    assert all(row["teacher/hints"] > 0 for row in rows(whole / "metrics.jsonl"))
 
 
 @pytest.mark.slow
@@ -106,18 +93,3 @@ def scored_after_hint(parts, batch, row, other):
         logits = parts.trained.policy.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
     scores = (logits.float() / parts.config.training.temperature).log_softmax(-1)
     return scores[range(len(completion)), completion]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ((OPD,), "is missing"),
-        ((OPD, 'teacher.model="builtin:tiny"'), "has random weights"),
-        ((*SDPO, "rollout.overlap=1", "reward_pool.workers=1"), "a hint cannot be added to them"),
-        ((*SDPO, 'teacher.template="{hint}"'), "lacks {prompt}"),
-    ],
-)
-def test_a_teacher_that_cannot_teach_is_refused(toml, overrides, says):
-    with pytest.raises(ConfigError, match=r"\[teacher\]|transform_mode") as caught:
-        load(toml, overrides)
-    assert says in str(caught.value)

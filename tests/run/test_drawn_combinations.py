@@ -150,7 +150,7 @@ def train(folder, monkeypatch):
     return go
 
 
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 @pytest.mark.parametrize("index", range(DRAWN))
 def test_a_drawn_combination_trains(train, index):
     loaded, folder = train(index)

@@ -1,7 +1,5 @@
 """Whole runs with an environment: trained, resumed, sampled ahead, scored by rewards, refused."""
 
-import gzip
-import json
 import sys
 from pathlib import Path
 
@@ -11,66 +9,26 @@ from retrain.config.load import load
 from retrain.errors import ConfigError, DataError, UserCodeError
 from retrain.report.run_page import write_report
 from retrain.run.before.data_checks import check_data
-from retrain.run.session import Resume
-from tests.small_runs import digest, rows
+from tests.small_runs import digest, rows, stored
 
 PLUGINS = f'plugins.search_paths=["{Path(__file__).parent}"]'
 RUN = """
-[task]
-name = "numbers"
-
-[numbers]
-top = 15
-
-[environment]
-name = "guess"
-max_turns = 4
-turn_tokens = 4
-
-[guess]
-top = 15
-guesses = 4
-shaping = 0.5
-
-[training]
-max_steps = 4
-batch_size = 3
-group_size = 4
-max_tokens = 14
-
-[warmup]
-steps = 12
-batch_size = 8
-problems = 96
-
-[eval]
-every = 2
-problems = 6
-
-[checkpoint]
-every = 2
-
-[logging]
-rollouts_every = 1
-
-[algorithm]
-transform_mode = "turn_returns"
+task = { name = "numbers" }
+numbers = { top = 15 }
+environment = { name = "guess", max_turns = 4, turn_tokens = 4 }
+guess = { top = 15, guesses = 4, shaping = 0.5 }
+training = { max_steps = 4, batch_size = 3, group_size = 4, max_tokens = 14 }
+warmup = { steps = 12, batch_size = 8, problems = 96 }
+eval = { every = 2, problems = 6 }
+checkpoint = { every = 2 }
+logging = { rollouts_every = 1 }
+algorithm = { transform_mode = "turn_returns" }
 """
 
 
-def stored(run, step):
-    with gzip.open(run / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt") as lines:
-        return [json.loads(line) for line in lines]
-
-
 @pytest.mark.slow
-def test_a_run_trains_on_episodes_and_resumes_to_the_bit(train, stopped):
-    whole = train(name="whole")
-    stopped(name="cut", steps=2)
-    cut = train(name="cut", resume=Resume("auto"))
-    assert digest(cut) == digest(whole)
-    for file in ("metrics.jsonl", "eval.jsonl"):
-        assert rows(cut / file) == rows(whole / file)
+def test_a_run_trains_on_episodes_and_resumes_to_the_bit(resumed):
+    whole = resumed(steps=2)
     last = rows(whole / "metrics.jsonl")[-1]
     assert 1 <= last["env/turns"] <= 4
     assert sum(last[f"env/ended_{how}"] for how in ("done", "turns", "tokens", "context", "error", "timeout")) == 1
@@ -97,10 +55,8 @@ def test_its_report_shows_conversations(train):
 
 
 @pytest.mark.slow
-def test_the_next_batch_can_be_played_while_the_last_is_trained_on(train, stopped):
-    whole = train("rollout.overlap=2", name="whole")
-    stopped("rollout.overlap=2", name="cut", steps=2)
-    assert digest(train("rollout.overlap=2", name="cut", resume=Resume("auto"))) == digest(whole)
+def test_the_next_batch_can_be_played_while_the_last_is_trained_on(resumed):
+    whole = resumed("rollout.overlap=2", steps=2)
     assert rows(whole / "metrics.jsonl")[-1]["rollout/staleness"] == 2
 
 
@@ -134,25 +90,6 @@ def test_classes_of_other_libraries_train_as_they_are(train, kind):
     assert {one["ended"] for one in episodes} <= {"done", "tokens", "turns"}
     assert all(one["reward"] in (0.0, 1.0) for one in episodes)
     assert rows(run / "metrics.jsonl")[0]["reward/failed"] == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["guess.tops=3"], r'\[guess\] tops: unknown key.*"top"'),
-        (['environment.python="/nowhere/python"'], 'there is no program "/nowhere/python"'),
-        (["environment.workers=0", "rollout.overlap=1"], "would run in the trainer"),
-    ],
-)
-def test_mistakes_are_found_at_load(toml, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        load(toml, [PLUGINS, *settings])
-
-
-def test_keys_without_an_environment_are_read_by_nothing(toml):
-    toml.write_text("[environment]\nmax_turns = 3\n")
-    with pytest.raises(ConfigError, match="there is no environment"):
-        load(toml)
 
 
 def test_an_environment_for_another_interpreter_is_not_imported_here(toml, tmp_path):

@@ -1,7 +1,5 @@
 """`[[eval.sets]]`: several held-out sets, each with a task, rewards and settings of its own."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -9,7 +7,6 @@ import re
 import pytest
 
 from retrain.config.load import load
-from retrain.errors import ConfigError
 from retrain.functional.evaluation import mean_interval
 from retrain.report.run_page import render
 from tests.small_runs import rows
@@ -85,21 +82,6 @@ def test_a_set_may_truncate_what_it_samples(toml, train):
 def test_without_problems_of_its_own_the_first_set_is_the_result(sets, train):
     run = train("eval.problems=0", "training.max_steps=1", "eval.every=0", "warmup.steps=1")
     assert [row["accuracy"] for row in rows(run / "eval.jsonl")] == [0.75, 0.75]
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        (('"easy.always"', '"exacct"'), '[[eval.sets.rewards]] name: no reward named "exacct"; did you mean "exact"?'),
-        (("pass_at = [1, 3]", "pass_at = [1, 4]"), "[[eval.sets]] pass_at: pass@4 needs 4 completions"),
-        (('name = "cold"', 'name = "file"'), '[[eval.sets]] name: two sets are called "file"'),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_set_is_found_at_its_line(sets, changed, says):
-    sets.write_text(sets.read_text().replace(*changed))
-    with pytest.raises(ConfigError, match=re.escape(says)) as refused:
-        load(sets)
-    assert all(problem.line > 30 for problem in refused.value.problems)
 
 
 def test_a_table_that_a_set_alone_reads_is_read(sets):

@@ -1,7 +1,5 @@
 """Findings: a planted fault makes each speak, once; their texts are in status.json, and they change nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

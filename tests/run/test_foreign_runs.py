@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tomli
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
@@ -62,47 +63,9 @@ def invoke(words):
     return CliRunner().invoke(app, words)
 
 
-def entry(name, **more):
-    return {"name": name, "params": {}, "weight": 1.0, **more}
-
-
-EVIL_KEYS = {
-    "a reward": {"rewards": [{"name": "chance.fn"}]},
-    "a task": {"task__name": "chance.Task"},
-    "a transform": {"algorithm__transform_mode": "chance.fn"},
-    "an advantage": {"algorithm__advantage_mode": "chance:fn"},
-    "an engine": {"rollout__engine": "chance.Task"},
-    "an environment": {"environment__name": "chance.fn"},
-    "a loss": {"loss": [{"name": "chance.fn"}]},
-    "a curriculum": {"training__curriculum": "chance.Task"},
-    "a set of an evaluation": {"eval__sets": [{"name": "more", "task": "chance.Task"}]},
-    "one of several tasks": {"tasks": [entry("chance.Task", label="a"), entry("addition", label="b")]},
-    "one of several environments": {"environments": [entry("chance.fn", label="a", task="addition", task_params={})]},
-    "a tool": {"environment__name": "tools", "tools": {"functions": ["chance.fn"]}},
-    "a parser": {
-        "environment__name": "tools",
-        "tools": {"functions": ["retrain.environments.tools.python"], "parser": "chance:fn"},
-    },
-    "a detector": {"planning": {"detector": "chance.fn"}, "algorithm__transform_mode": "hicra"},
-}
-
-
-GADGETS = {
-    "a reward": {"rewards": [{"name": "os.system"}]},
-    "a reward of retrain itself": {"rewards": [{"name": "retrain.system.files.remove"}]},
-    "a tool": {"environment__name": "tools", "tools": {"functions": ["subprocess.getoutput"]}},
-    "a tool of a package": {"environment__name": "tools", "tools": {"functions": ["torch.hub.load"]}},
-    "a tool of retrain itself": {
-        "environment__name": "tools",
-        "tools": {"functions": ["retrain.system.process.start"]},
-    },
-    "a reward as a tool": {"environment__name": "tools", "tools": {"functions": ["retrain.rewards.text.exact"]}},
-    "a tool of the tests": {"environment__name": "tools", "tools": {"functions": ["tests.waiting.until"]}},
-    "a function of a package in a file of the user": {
-        "environment__name": "tools",
-        "tools": {"functions": ["mine.run"], "describe": False},
-    },
-}
+STRANGERS = tomli.loads(Path(__file__).with_name("foreign_runs.toml").read_text())
+EVIL_KEYS = STRANGERS["code"]
+GADGETS = STRANGERS["functions"]
 
 
 def refused(command):
@@ -200,16 +163,6 @@ def test_functions_of_python_and_packages_are_not_the_users(theirs, what, where,
     assert "is neither a component nor a file of the working directory" in done.stderr
 
 
-@pytest.mark.parametrize("command", SCORING)
-def test_every_command_that_uses_tools_refuses_a_function_of_a_package(theirs, command, monkeypatch):
-    theirs(environment__name="tools", tools={"functions": ["retrain.system.process.start"]})
-    words = [word.replace("theirs", str(Path("theirs").resolve())) for word in OPENING[command]]
-    monkeypatch.chdir(CHECKOUT)
-    done = invoke(words)
-    assert done.exit_code == 2, done.output
-    assert '"retrain.system.process.start" is neither a component nor a file' in done.stderr
-
-
 def test_code_in_the_working_directory_is_used_as_in_the_users_own_files(theirs):
     theirs(rewards=[{"name": "mine.fn"}])
     Path("mine.py").write_text("def fn(completions):\n    return [1.0 for _ in completions]\n")
@@ -218,34 +171,10 @@ def test_code_in_the_working_directory_is_used_as_in_the_users_own_files(theirs)
     assert json.loads(done.stdout)["accuracy"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"environment__python": "theirs/evil/python"},
-            "[environment] python: 'theirs/evil/python' starts this program",
-        ),
-        ({"reward_pool__env": ["HF_TOKEN"]}, "[reward_pool] env: ['HF_TOKEN'] shows these environment variables"),
-        (
-            {"rewards": [{"name": "judge"}], "judge": {"base_url": "http://10.0.0.1/v1", "model": "m"}},
-            "[judge] base_url: 'http://10.0.0.1/v1' sends prompts",
-        ),
-        (
-            {
-                "eval__sets": [{"name": "more", "rewards": [{"name": "judge"}]}],
-                "judge": {"base_url": "http://10.0.0.1/v1", "model": "m"},
-            },
-            "[judge] base_url: 'http://10.0.0.1/v1' sends prompts",
-        ),
-        (
-            {"rollout__engine": "vllm-server", "vllm": {"urls": ["http://127.0.0.1:9"]}},
-            "[vllm] urls: ['http://127.0.0.1:9'] replaces the weights",
-        ),
-    ],
-)
-def test_programs_variables_and_servers_are_named(theirs, changes, message):
-    theirs(**changes)
-    assert message in refused("eval")
+@pytest.mark.parametrize("named", STRANGERS["named"], ids=lambda named: named["says"])
+def test_programs_variables_and_servers_are_named(theirs, named):
+    theirs(**named["changes"])
+    assert named["says"] in refused("eval")
 
 
 def test_a_value_that_is_set_on_the_command_line_is_trusted(theirs):

@@ -12,8 +12,9 @@ from tests.engines.servers import ModelServer
 from tests.forks import RETRAIN
 from tests.waiting import ends, until
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("moment", ["/inference/v1/generate", "/collective_rpc"])
 def test_the_second_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment):
     """Within a request, and within a sync. The first sync is before any step, and one Ctrl-C ends it."""
@@ -37,7 +38,6 @@ def test_the_second_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment)
     server.kill()
 
 
-@pytest.mark.slow
 def test_sigterm_does_not_wait_for_servers_that_were_told_the_same(tmp_path, toml):
     """The server goes after two steps; the run would wait ten minutes for it."""
     server, running, syncs, once = ModelServer(), [], [], threading.Lock()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from retrain.errors import ConfigError, DivergedError, UserCodeError
+from retrain.errors import DivergedError, UserCodeError
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
@@ -54,44 +54,6 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(train):
     assert rows(first / "metrics.jsonl") == rows(second / "metrics.jsonl")
     assert digest(first) == digest(second) != digest(other)
     assert rows(first / "eval.jsonl")[0] == rows(other / "eval.jsonl")[0], "the start does not depend on the seed"
-
-
-@pytest.mark.parametrize("transform", ["gtpo_sepa"])
-def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, transform):
-    options = (
-        f"algorithm.transform_mode={transform}",
-        "sepa.delay_steps=0",
-        "sepa.steps=3",
-        "sepa.correct_rate_gate=0.0",
-    )
-    whole = train(*options, name="whole")
-    stopped(*options, name="parts")
-    run = train(*options, name="parts", resume=Resume("auto"))
-    assert digest(run) == digest(whole)
-    assert rows(run / "metrics.jsonl") == rows(whole / "metrics.jsonl")
-    assert rows(run / "eval.jsonl") == rows(whole / "eval.jsonl")
-
-
-@pytest.mark.slow
-def test_an_existing_run_is_refused_resumed_or_replaced(train):
-    run = train()
-    before = digest(run)
-    with pytest.raises(ConfigError, match="finished run"):
-        train()
-    assert digest(train(resume=Resume("auto"))) == before, "nothing is left to do"
-    assert digest(train("training.seed=3", resume=Resume("fresh"))) != before
-
-
-@pytest.mark.slow
-def test_resuming_with_another_configuration_is_refused_unless_allowed(train):
-    train()
-    with pytest.raises(ConfigError, match=r"optimizer\.lr"):
-        train("optimizer.lr=0.5", resume=Resume("auto"))
-    said = []
-    allowed = Resume("auto", allow_change=("training.max_steps",))
-    run = train("training.max_steps=5", resume=allowed, observe=lambda event, details: said.append(str(details)))
-    assert len(rows(run / "metrics.jsonl")) == 5
-    assert any("training.max_steps: 4 -> 5" in text for text in said)
 
 
 @pytest.mark.slow
@@ -162,11 +124,8 @@ def test_a_plain_transform_reads_the_texts_of_tokens(train, plugin):
 
 
 @pytest.mark.slow
-def test_a_plugin_that_draws_from_the_global_generators_is_resumed_bit_for_bit(train, plugin, stopped):
-    option = 'algorithm.advantage_mode="mine_for_loop.lottery"'
-    whole = train(option, name="whole")
-    stopped(option, name="parts")
-    assert digest(train(option, name="parts", resume=Resume("auto"))) == digest(whole)
+def test_a_plugin_that_draws_from_the_global_generators_is_resumed_bit_for_bit(resumed, plugin):
+    resumed('algorithm.advantage_mode="mine_for_loop.lottery"')
 
 
 @pytest.mark.slow

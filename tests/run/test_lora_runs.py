@@ -1,6 +1,7 @@
 """Runs with LoRA: what is sampled, evaluated and exported is the base plus the whole update, in any precision."""
 
 import json
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -25,19 +26,16 @@ def opened(target):
 
 @pytest.mark.slow(but=1)
 @pytest.mark.numeric
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("lr", "more"), [("1e-5", ()), ("1e-3", ()), ("1e-3", FOUR)], ids=["1e-5", "1e-3", "nf4"])
 def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr, dtype, more):
     options = (f"model.dtype={dtype}", f"torch.dtype={dtype}", "model.lora={r=4}", f"training.lr={lr}", *more)
     run = train(*options, "training.max_steps=8", "checkpoint.every=8", "eval.every=8")
     last = rows(run / "eval.jsonl")[-1]
     for target in (run, run / "checkpoints" / "step-000008"):
-        parts = opened(target)
-        try:
+        with closing(opened(target)) as parts:
             assert worst(parts.trained.policy, partial(fused_matrix, parts.sampler, parts.trained.policy)) < 1e-3
             assert measure(parts, 8).row == last, "in the run, and after it"
-        finally:
-            parts.close()
         out = tmp_path / target.name
         assert CliRunner().invoke(app, ["export", str(target), str(out)]).exit_code == 0
         for folder in (out, run / "model"):
@@ -61,9 +59,6 @@ def test_a_run_on_four_bits_stores_its_adapter_and_resumes_to_the_bit(train, sto
     assert all(".lora_" in name for name in stored)
     last = rows(run / "eval.jsonl")[-1]
     base.rename(tmp_path / "elsewhere")
-    parts = opened(run)
-    try:
+    with closing(opened(run)) as parts:
         assert (parts.trained.policy.adapter, parts.config.model.quantization) == (None, None)
         assert measure(parts, 4).row["accuracy"] == last["accuracy"]
-    finally:
-        parts.close()

@@ -1,6 +1,5 @@
 """`[rollout] overlap`: what is sampled ahead, that nothing depends on timing, and that it ends as it should."""
 
-import gzip
 import json
 import threading
 import time
@@ -13,14 +12,12 @@ from retrain.run.collectors.rounds import collect
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
 from retrain.training.policy import TorchPolicy
-from tests.small_runs import digest, rows
+from tests.small_runs import digest, rows, stored
+
+pytestmark = pytest.mark.slow
 
 EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")
 AHEAD = (*EXACT, "rollout.overlap=1", "reward_pool.workers=1", "logging.rollouts_every=1")
-
-
-def stored(run, step):
-    return [json.loads(line) for line in gzip.open(run / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt")]
 
 
 def sampling_threads():
@@ -44,7 +41,6 @@ def slowly(monkeypatch):
     assert not sampling_threads(), "no thread outlives the run"
 
 
-@pytest.mark.slow
 def test_the_first_batch_is_on_policy_and_every_later_one_a_step_old(train, slowly):
     run = train(*AHEAD)
     metrics = rows(run / "metrics.jsonl")
@@ -55,7 +51,6 @@ def test_the_first_batch_is_on_policy_and_every_later_one_a_step_old(train, slow
     assert all(row["parity/logp_diff_mean"] < 1e-4 for row in metrics), "and not as a failure of the sampler"
 
 
-@pytest.mark.slow
 def test_older_weights_are_corrected_for(train, slowly):
     """A cap that leaves nothing of any advantage shows that the correction is at work, whatever assigns credit."""
     assert all(row["grad/norm"] > 1e-3 for row in rows(train(*AHEAD) / "metrics.jsonl"))
@@ -64,7 +59,6 @@ def test_older_weights_are_corrected_for(train, slowly):
         assert all(row["grad/norm"] < 1e-6 for row in rows(run / "metrics.jsonl"))
 
 
-@pytest.mark.slow
 def test_what_is_slower_changes_nothing(train, slowly):
     quick = train(*AHEAD, name="quick")
     slowly(TorchEngine, "sample")
@@ -75,51 +69,25 @@ def test_what_is_slower_changes_nothing(train, slowly):
     assert digest(quick) == digest(sampling) == digest(updating)
 
 
-EXPERT = ('loss=[{name = "ppo_clip"}, {name = "sft"}]', "expert.ratio=0.3")
-METHODS = {
-    "default": (),
-    "expert": EXPERT,
-    "resampling": ("algorithm.filter=accuracy_band", "rollout.resample=uninformative", "rollout.max_resample=2"),
-    "sepa": ("algorithm.transform_mode=gtpo_sepa", "sepa.delay_steps=0", "sepa.steps=3"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_trains_on_the_batch_that_waited(train, stopped, slowly, tmp_path, method):
-    answers = [{"prompt": f"{n}+1?\n", "completion": f"so {n + 1}"} for n in range(5)]
-    (tmp_path / "expert.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    options = (*AHEAD, *METHODS[method], *([f'expert.path="{tmp_path}/expert.jsonl"'] if method == "expert" else []))
-    whole = train(*options, name="whole")
-    stopped(*options, name="parts")
+@pytest.mark.parametrize(("depth", "staleness"), [(1, [0, 1, 1, 1]), (2, [0, 1, 2, 2])])
+def test_a_resumed_run_trains_on_the_batches_that_waited(train, stopped, slowly, tmp_path, depth, staleness):
+    older = (*AHEAD, f"rollout.overlap={depth}")
+    whole = train(*older, name="whole")
+    metrics = rows(whole / "metrics.jsonl")
+    assert [row["rollout/staleness"] for row in metrics] == staleness
+    assert all(row["parity/logp_diff_mean"] < 1e-4 for row in metrics)
+    stopped(*older, name="parts")
     newest, _ = checkpoint.newest(tmp_path / "runs" / "parts" / "checkpoints", print, own=True)  # pyright: ignore
-    assert newest is not None
-    assert [one["step"] for one in checkpoint.load(newest)["ahead"]] == [checkpoint.step_of(newest)]
-    assert checkpoint.step_of(newest) < 4
-    run = train(*options, name="parts", resume=Resume("auto"))
-    assert rows(run / "metrics.jsonl") == rows(whole / "metrics.jsonl")
+    done = checkpoint.step_of(newest)
+    assert done < 4
+    assert [one["step"] for one in checkpoint.load(newest)["ahead"]] == [*range(done, min(4, done + depth))]
+    run = train(*older, name="parts", resume=Resume("auto"))
+    assert rows(run / "metrics.jsonl") == metrics
     assert rows(run / "eval.jsonl") == rows(whole / "eval.jsonl")
     assert digest(run) == digest(whole)
     assert "ahead" not in checkpoint.load(run / "checkpoints" / "step-000004")
 
 
-@pytest.mark.slow
-def test_batches_may_be_older_and_a_resumed_run_trains_on_those_that_waited(train, stopped, slowly, tmp_path):
-    older = (*AHEAD, "rollout.overlap=2")
-    whole = train(*older, name="whole")
-    metrics = rows(whole / "metrics.jsonl")
-    assert [row["rollout/staleness"] for row in metrics] == [0, 1, 2, 2]
-    assert all(row["parity/logp_diff_mean"] < 1e-4 for row in metrics)
-    stopped(*older, name="parts")
-    newest, _ = checkpoint.newest(tmp_path / "runs" / "parts" / "checkpoints", print, own=True)  # pyright: ignore
-    done = checkpoint.step_of(newest)
-    assert [one["step"] for one in checkpoint.load(newest)["ahead"]] == [*range(done, min(4, done + 2))]
-    run = train(*older, name="parts", resume=Resume("auto"))
-    assert rows(run / "metrics.jsonl") == metrics
-    assert digest(run) == digest(whole)
-
-
-@pytest.mark.slow
 def test_overlap_may_be_switched_off_at_a_resume_and_the_waiting_batch_is_sampled_again(train, stopped, slowly):
     stopped(*AHEAD)
     plain = ("rollout.overlap=0", *(option for option in AHEAD if "overlap" not in option))
@@ -127,7 +95,6 @@ def test_overlap_may_be_switched_off_at_a_resume_and_the_waiting_batch_is_sample
     assert [row["rollout/staleness"] for row in rows(run / "metrics.jsonl")] == [0, 1, 1, 0]
 
 
-@pytest.mark.slow
 def test_an_error_of_the_thread_ends_the_run_as_its_own_and_keeps_what_was_trained(
     train, monkeypatch, slowly, tmp_path
 ):
@@ -148,7 +115,6 @@ def test_an_error_of_the_thread_ends_the_run_as_its_own_and_keeps_what_was_train
     assert [row["rollout/staleness"] for row in rows(run / "metrics.jsonl")] == [0, 1, 0, 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), DivergedError("no number")])
 def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypatch, slowly, error):
     slowly(TorchEngine, "sample")

@@ -8,16 +8,12 @@ from retrain.errors import ComponentError, DivergedError
 from retrain.run.export import export
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume
-from tests.small_runs import digest, rows
+from tests.run.test_resumed_runs import PRIME
+from tests.small_runs import rows
 
-PRIME = (
-    'algorithm.transform_mode=["process_rloo", "whiten"]',
-    "prime.lr=1e-3",
-    # so lax that an untrained model is right now and then
-    'rewards=[{name = "number", params = {tolerance = 1.0}}]',
-)
+pytestmark = pytest.mark.slow
+
 PLAIN = 'algorithm.transform_mode=["whiten"]'
-LORA = ("model.lora={r = 2}", "training.lr=1e-2")
 QUIET = ("eval.problems=0", "checkpoint.every=0", "logging.rollouts_every=0")
 
 
@@ -25,31 +21,6 @@ def files(folder):
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        (*LORA, "prime.update=before", "prime.loss=dpo"),
-        ("prime.reference=policy", "training.epochs=2"),
-        ("prime.every=epoch", "training.epochs=2", "training.minibatches=2"),
-    ],
-    ids=["full", "lora before dpo", "reference policy", "every epoch"],
-)
-def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, options):
-    whole = train(*PRIME, *options, name="whole")
-    stopped(*PRIME, *options, name="parts")
-    run = train(*PRIME, *options, name="parts", resume=Resume("auto"))
-    assert digest(run) == digest(whole)
-    steps = rows(whole / "metrics.jsonl")
-    assert rows(run / "metrics.jsonl") == steps
-    assert sum(step.get("prm/grad_norm", 0) > 0 for step in steps) >= 2
-    prm = files(whole / "model" / "process_rewards")
-    assert files(run / "model" / "process_rewards") == prm
-    assert ("reference/model.safetensors" in prm) == ("prime.reference=policy" not in options)
-
-
-@pytest.mark.slow
 def test_the_reward_model_is_scored_and_updated_in_each_epoch_as_the_algorithm_is_printed(train):
     def one_step(*options):
         name = "".join(options).replace("=", "-") or "plain"
@@ -74,7 +45,6 @@ def test_the_reward_model_is_scored_and_updated_in_each_epoch_as_the_algorithm_i
     assert before[2] == 3
 
 
-@pytest.mark.slow
 def test_until_the_delay_is_over_the_reward_model_learns_and_the_policy_does_not_see_it(train):
     def weights(run):
         return (run / "model" / "model.safetensors").read_bytes()
@@ -86,7 +56,6 @@ def test_until_the_delay_is_over_the_reward_model_learns_and_the_policy_does_not
     assert weights(train(*PRIME, *QUIET, "prime.delay=3", name="then")) != weights(plain)
 
 
-@pytest.mark.slow
 def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -102,7 +71,6 @@ def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
     assert written["model.safetensors"] == files(folder)["model.safetensors"]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path):
     run = train(*PRIME, "eval.problems=0")
     exported = {}
@@ -116,7 +84,6 @@ def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path
     assert exported[2]["reference/model.safetensors"] == final["reference/model.safetensors"]
 
 
-@pytest.mark.slow
 def test_a_model_with_another_tokenizer_is_refused(train, tmp_path):
     folder = train(*PRIME, *QUIET, "training.max_steps=1", name="first") / "model" / "process_rewards"
     file = folder / "tokenizer.json"
@@ -125,7 +92,6 @@ def test_a_model_with_another_tokenizer_is_refused(train, tmp_path):
         train(*PRIME, *QUIET, f'prime.path="{folder}"', name="second")
 
 
-@pytest.mark.slow
 def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
     said = []
     train(*PRIME[2:], "eval.problems=0", "training.max_steps=2")
@@ -137,7 +103,6 @@ def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
     assert ["prm/loss" in step for step in rows(run / "metrics.jsonl")] == [False, False, True]
 
 
-@pytest.mark.slow
 def test_a_process_reward_model_whose_gradients_overflow_stops_the_run(train):
     with pytest.raises(DivergedError, match=r"at step 2 \(process_rewards\)"):
         train(*PRIME, *QUIET, "prime.beta=1e30")

@@ -24,11 +24,7 @@ EXACT = ("model.dtype=float32", "torch.dtype=float32", "optimizer.eps=1e-4")
 """AdamW with its eps of 1e-8 makes whole steps of gradients that are rounding alone: ranks and lanes differ there."""
 RECIPES = sorted({*(ROOT / "configs").glob("*.toml")} - {ROOT / "configs" / "smollm2.toml"})
 AHEAD = ("rollout.overlap=1", "reward_pool.workers=1")
-ENDS = (
-    "training.max_steps=6",
-    'training.stop_when={metric="optim/lr", patience=3}',
-    'checkpoint.best="eval/accuracy"',
-)
+ENDS = ("training.max_steps=6", 'training.stop_when={metric="optim/lr", patience=3}', 'checkpoint.best="eval/accuracy"')
 LANES = ("rollout.overlap=1", "environment.workers=2")
 SOURCES = (
     'source=[{name = "replay", params = {share = 0.4, max_staleness = 4}}]',
@@ -112,8 +108,7 @@ def test_two_ranks_write_what_one_process_writes(ask, tmp_path, overrides):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "overrides",
-    [pytest.param((), id="in turn", marks=pytest.mark.ranks), pytest.param(LANES, id="overlap")],
+    "overrides", [pytest.param((), id="in turn", marks=pytest.mark.ranks), pytest.param(LANES, id="overlap")]
 )
 def test_two_ranks_play_the_episodes_of_one_process(ask, tmp_path, overrides):
     toml = tmp_path / "game.toml"

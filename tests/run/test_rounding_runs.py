@@ -1,6 +1,7 @@
 """Runs in bfloat16: what is sampled and evaluated is what is saved, exported and opened again."""
 
 import json
+from contextlib import closing
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from typer.testing import CliRunner
 from retrain.cli.main import app
 from retrain.run.evaluate import measure
 from retrain.run.reopen import reopen
-from retrain.run.session import Resume
 from tests.make_checkpoint import make_checkpoint
 from tests.small_runs import digest, rows
 
@@ -30,11 +30,8 @@ def test_the_rounded_policy_is_what_is_saved_exported_and_opened_again(train, tm
     run = train(*STOCHASTIC, "checkpoint.every=4")
     last = rows(run / "eval.jsonl")[-1]
     for target in (run, run / "checkpoints" / "step-000004"):
-        parts = reopen(target, (), lambda event, details: None)
-        try:
+        with closing(reopen(target, (), lambda event, details: None)) as parts:
             assert measure(parts, 4).row == {k: v for k, v in last.items() if k != "time/evaluation_s"}
-        finally:
-            parts.close()
     saved = load_file(run / "model" / "model.safetensors")
     assert {value.dtype for value in saved.values()} == {torch.bfloat16}
     wide, dtype = exported(run, tmp_path / "wide", "--dtype", "float32")
@@ -45,10 +42,8 @@ def test_the_rounded_policy_is_what_is_saved_exported_and_opened_again(train, tm
 
 
 @pytest.mark.slow
-def test_a_resumed_run_rounds_as_an_uninterrupted_one(train, stopped):
-    whole = train(*STOCHASTIC, name="whole")
-    stopped(*STOCHASTIC, name="cut")
-    assert digest(train(*STOCHASTIC, name="cut", resume=Resume("auto"))) == digest(whole)
+def test_a_resumed_run_rounds_as_an_uninterrupted_one(train, resumed):
+    whole = resumed(*STOCHASTIC)
     assert digest(train(*STOCHASTIC, "training.seed=1", name="other")) != digest(whole)
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from contextlib import closing
 
 import pytest
 
@@ -15,11 +16,7 @@ from retrain.storage import checkpoint
 from tests.small_runs import rows
 
 STORED = ROOT / "tests" / "data" / "run_of_0_3"
-REMOVED = {
-    "rollout": ("top_p", "top_k", "drain_timeout_s"),
-    "eval": ("store",),
-    "checkpoint": ("on_save_error",),
-}
+REMOVED = {"rollout": ("top_p", "top_k", "drain_timeout_s"), "eval": ("store",), "checkpoint": ("on_save_error",)}
 """Section -> keys of 0.3.0; `rows` of `stop_when` is another."""
 
 
@@ -36,14 +33,11 @@ def test_the_stored_run_has_the_removed_keys_and_opens(folder):
     stored = json.loads((folder / "runs/run/config.resolved.json").read_text())
     assert all(key in stored[section] for section, keys in REMOVED.items() for key in keys)
     assert stored["training"]["stop_when"]["rows"] == 1
-    context = reopen(folder / "runs/run", [], lambda event, details: None)
-    try:
+    with closing(reopen(folder / "runs/run", [], lambda event, details: None)) as context:
         assert context.trained.steps == 2
         weights = checkpoint.load(folder / "runs/run/checkpoints/step-000002")["policy"]["model"]
         for name, value in context.trained.policy.state_dict()["model"].items():
             assert value.equal(weights[name])
-    finally:
-        context.close()
 
 
 def test_another_number_of_rows_ended_the_run_at_another_step_and_is_refused(folder):

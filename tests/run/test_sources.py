@@ -5,9 +5,8 @@ import json
 import pytest
 
 from retrain.errors import ConfigError, UserCodeError
-from retrain.run.session import Resume
 from tests.run.test_expert_rows import conversation
-from tests.small_runs import digest, rows
+from tests.small_runs import rows
 
 OWN = '''
 from dataclasses import replace
@@ -96,16 +95,10 @@ def test_a_source_brings_what_its_decorator_says(train, own):
 
 
 @pytest.mark.slow
-def test_a_source_of_the_users_own_is_asked_shown_and_saved(train, stopped, own):
-    options = (*own("Recorded"), "eval.problems=0")
-    whole = train(*options, name="whole")
-    found = rows(whole / "metrics.jsonl")
+def test_a_source_of_the_users_own_is_asked_shown_and_saved(resumed, own):
+    found = rows(resumed(*own("Recorded"), "eval.problems=0") / "metrics.jsonl")
     assert [row["recorded/steps"] for row in found] == [0, 1, 2, 3]
     assert {row["recorded/rows"] for row in found} == {12}
-    stopped(*options, name="parts")
-    run = train(*options, name="parts", resume=Resume("auto"))
-    assert rows(run / "metrics.jsonl") == found
-    assert digest(run) == digest(whole)
 
 
 @pytest.fixture
@@ -117,18 +110,13 @@ def replay(own):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_run_with_replay_resumes_as_if_it_had_not_been_interrupted(train, stopped, replay, ahead):
+def test_a_run_with_replay_resumes_as_if_it_had_not_been_interrupted(resumed, replay, ahead):
     options = (*replay, "training.max_steps=6", f"rollout.overlap={ahead}", f"reward_pool.workers={ahead}")
-    whole = train(*options, name="whole")
-    found = rows(whole / "metrics.jsonl")
+    found = rows(resumed(*options) / "metrics.jsonl")
     assert sum(row["replay/groups"] for row in found) > 0
     replayed = [row for row in found if row["replay/groups"]]
     assert all(row["replay/staleness"] >= min(row["step"], ahead + 1) for row in replayed)
     assert all(row["groups/informative"] <= 1 for row in found)
-    stopped(*options, name="parts")
-    run = train(*options, name="parts", resume=Resume("auto"))
-    assert rows(run / "metrics.jsonl") == found
-    assert digest(run) == digest(whole)
 
 
 @pytest.mark.slow
@@ -148,18 +136,13 @@ def test_groups_of_a_run_without_greedy_rewards_are_no_source_for_remax(train, r
 
 
 @pytest.mark.slow
-def test_several_experts_have_rows_positions_and_passes_of_their_own(train, stopped, tmp_path):
+def test_several_experts_have_rows_positions_and_passes_of_their_own(resumed, tmp_path):
     for name, count in (("one", 4), ("two", 3)):
         lines = [conversation(f"{10 + n}+{20 + n}?\n", f"so {30 + 2 * n}") for n in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     entries = ", ".join(f'{{path="{tmp_path}/{name}.jsonl", ratio=0.2}}' for name in ("one", "two"))
     options = (f"expert=[{entries}]", 'loss=[{name="ppo_clip"}, {name="sft"}]')
-    whole = train(*options, name="whole")
-    found = rows(whole / "metrics.jsonl")
+    found = rows(resumed(*options) / "metrics.jsonl")
     assert [row["rollout/completions"] for row in found] == [4] * 4, "12 rows less 3 and 3: one prompt"
     assert [row["expert/epoch"] for row in found] == [0, 1, 2, 3]
     assert [row["expert_2/epoch"] for row in found] == [1, 2, 3, 4]
-    stopped(*options, name="parts")
-    run = train(*options, name="parts", resume=Resume("auto"))
-    assert rows(run / "metrics.jsonl") == found
-    assert digest(run) == digest(whole)

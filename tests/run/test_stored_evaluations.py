@@ -14,6 +14,8 @@ from retrain.run.session import Resume
 from retrain.tools.rollout_scores import results_file, score_file, summarize
 from tests.small_runs import rows
 
+pytestmark = pytest.mark.slow
+
 SETS = """
 [[eval.sets]]
 name = "cold.er"
@@ -28,7 +30,6 @@ def stored(run):
     return {file.name: [json.loads(line) for line in gzip.open(file, "rt")] for file in sorted(run.glob("eval/*"))}
 
 
-@pytest.mark.slow
 def test_stored_completions_give_the_figures_of_the_evaluation(train, toml):
     toml.write_text(toml.read_text() + SETS)
     run = train("eval.samples=2", "eval.pass_at=[1,2]")
@@ -56,7 +57,6 @@ def test_stored_completions_give_the_figures_of_the_evaluation(train, toml):
         results_file(run, 3)
 
 
-@pytest.mark.slow
 def test_run_directories_are_scored_against_each_other(train):
     run, base = train(), train("training.seed=5", name="base")
     facts = json.loads(CliRunner().invoke(app, ["score", str(run), "--base", str(base), "--json"]).stdout)
@@ -69,7 +69,6 @@ def test_run_directories_are_scored_against_each_other(train):
     assert "AES from avg@n" in text
 
 
-@pytest.mark.slow
 def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(train, stopped):
     whole = train(name="whole")
     stopped(name="cut", steps=3)
@@ -78,7 +77,6 @@ def test_a_resumed_run_has_the_evaluations_of_an_uninterrupted_one(train, stoppe
     assert stored(cut) == stored(whole)
 
 
-@pytest.mark.slow
 def test_problems_of_a_mix_are_told_apart_by_their_label(train):
     tasks = 'tasks=[{name="addition", label="a"}, {name="addition", label="b", params={min_digits=1}}]'
     run = train(tasks, "warmup.steps=0", "training.max_steps=0", "task.name=addition")
@@ -88,7 +86,6 @@ def test_problems_of_a_mix_are_told_apart_by_their_label(train):
     assert {name.partition("/")[0] for name in names} == {"a", "b"}
 
 
-@pytest.mark.slow
 def test_the_page_of_samples_shows_held_out_problems(train):
     run = train("eval.samples=2")
     write_report(run)
@@ -100,7 +97,6 @@ def test_the_page_of_samples_shows_held_out_problems(train):
     assert "Step 2: " in page
 
 
-@pytest.mark.slow
 def test_the_report_shows_held_out_problems_before_and_after(train, toml):
     toml.write_text(toml.read_text() + SETS)
     run = train()

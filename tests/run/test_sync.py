@@ -1,5 +1,7 @@
 """The sampler gets the policy's weights in one place: whole, or a frozen base and then adapters."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -77,11 +79,8 @@ def test_a_run_opened_again_gives_adapters_from_a_checkpoint_and_from_its_final_
         (run / "checkpoints" / "step-000004", [("base", 4), ("adapter", 4)]),
         (run, [("base", 0), ("adapter", 0)]),
     ):
-        parts = reopen(target, (), lambda event, details: None, trust=True)
-        try:
+        with closing(reopen(target, (), lambda event, details: None, trust=True)) as parts:
             assert measure(parts, 4).row["accuracy"] == last["accuracy"]
-        finally:
-            parts.close()
         assert calls == apart.CALLS
         apart.CALLS.clear()
 

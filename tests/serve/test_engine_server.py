@@ -1,7 +1,5 @@
 """What `retrain serve` starts for a configuration, up to the process itself."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

@@ -21,9 +21,8 @@ from retrain.serve.chat_sessions import SessionConflictError, Sessions
 from retrain.serve.http_app import Access, RefusedError
 from retrain.serve.policy_endpoint import PolicyEndpoint, source_of_episodes
 from retrain.types import Completion, Rollout
-from tests.run.test_environment_runs import stored
 from tests.run.test_episodes import CHAT, END
-from tests.small_runs import rows
+from tests.small_runs import rows, stored
 from tests.waiting import PATIENCE_S, until
 
 SESSION = "X-Session-ID"
@@ -137,25 +136,11 @@ def test_one_conversation_is_one_row_with_one_reward():
 
 
 TALK = """
-[training]
-max_steps = 2
-batch_size = 2
-group_size = 2
-max_tokens = 16
-
-[warmup]
-steps = 12
-batch_size = 8
-problems = 96
-
-[eval]
-problems = 0
-
-[logging]
-rollouts_every = 1
-
-[reward_pool]
-workers = 0
+training = { max_steps = 2, batch_size = 2, group_size = 2, max_tokens = 16 }
+warmup = { steps = 12, batch_size = 8, problems = 96 }
+eval = { problems = 0 }
+logging = { rollouts_every = 1 }
+reward_pool = { workers = 0 }
 """
 
 
@@ -405,19 +390,9 @@ def test_web_pages_foreign_names_and_programs_without_the_key_are_refused(parts)
         return {name: status for name, (status, _) in refused.items()}, [status for status, _ in taken]
 
     refused, taken = answered(parts, ask, key="key-of-ours")
-    others = {
-        "page": 403,
-        "same port": 403,
-        "opaque": 403,
-        "form": 415,
-        "no type": 415,
-        "no key": 401,
-        "wrong key": 401,
-        "reward": 401,
-        "preflight": 405,
-        "method": 405,
-    }
-    assert refused == dict.fromkeys(refused, 400) | others
+    others = {403: ("page", "same port", "opaque"), 415: ("form", "no type"), 401: ("no key", "wrong key", "reward")}
+    others[405] = ("preflight", "method")
+    assert refused == dict.fromkeys(refused, 400) | {name: code for code, names in others.items() for name in names}
     assert taken == [200] * 4
 
 

@@ -255,10 +255,7 @@ def test_a_folder_that_is_a_link_is_refused_and_nothing_changes_where_it_leads(t
 
 def test_a_directory_that_cannot_be_written_is_a_storage_error_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(StorageError, match="cannot be written: ") as caught,
-        opened(tmp_path / "file" / "runs" / "a"),
-    ):
+    with pytest.raises(StorageError, match="cannot be written: ") as caught, opened(tmp_path / "file" / "runs" / "a"):
         pass
     assert caught.value.exit_code == 6
 

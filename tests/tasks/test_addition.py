@@ -1,7 +1,5 @@
 """The addition task: disjoint splits, arithmetic of the demonstrations, determinism."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """reasoning-gym tasks: the allowlist, disjoint splits, and scorers that cannot be fooled or run code."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -123,8 +121,7 @@ def test_a_config_whose_problems_take_too_long_is_refused(config, tmp_path):
     text = f'[task]\nname = "gym"\n[gym]\nname = "chain_sum"\nconfig = {{ {config} }}\n[[rewards]]\nname = "gym"\n'
     file = tmp_path / "run.toml"
     file.write_text(f"{text}[warmup]\nsteps = 0\n")
-    found = run_command("validate", file)
-    assert found.returncode == 2
+    found = run_command("validate", file, code=2)
     assert "takes more than 0.5 s for 4 problems of this config; choose smaller numbers" in found.stderr
 
 

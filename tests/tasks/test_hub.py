@@ -1,7 +1,5 @@
 """Hub data sets, read from a local directory of the same layout."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

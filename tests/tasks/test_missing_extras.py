@@ -1,7 +1,5 @@
 """An optional library that is not installed is named with the extra that brings it."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Tasks from files: every kind of bad row, splits, order, fingerprints."""
 
-from __future__ import annotations
-
 import json
 import re
 

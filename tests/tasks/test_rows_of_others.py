@@ -1,7 +1,5 @@
 """Rows as people have them: nested and numeric answers, rows of TRL and verl, templates and system prompts."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -53,7 +53,7 @@ def test_symbolic_takes_what_is_mathematically_equal(tmp_path):
             "predictions": ["3/4", "so\n#### \\frac{3}{4}", "\\boxed{0.75}", "0.7"],
             "lengths": [1, 2, 3, 4],
             "answer": "0.75",
-        },
+        }
     ]
     path = write(tmp_path / "r.jsonl", rows)
     symbolic = score_file(path, equivalence="symbolic")

@@ -1,7 +1,5 @@
 """Updates that one process and several ranks must agree on; `python -m` this file is a rank."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json
@@ -16,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tomli
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -35,40 +34,7 @@ from retrain.training.prm import ProcessRewards
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.small_models import make_batch, make_model, make_objective
 
-TABLE: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "epochs x minibatches": {"settings": {"epochs": 2, "minibatches": 2}},
-    "uneven rows": {"batch": {"rows": 12, "longest": 50, "dead": 5}},
-    "fewer live rows than ranks": {"batch": {"rows": 8, "dead": 7}, "terms": ["ppo_clip"]},
-    "no live row": {"batch": {"rows": 8, "dead": 8}, "terms": ["ppo_clip"]},
-    "many micro-batches": {"settings": {"micro_batch_tokens": 20}, "batch": {"rows": 16}},
-    "offloaded": {"settings": {"offload": "all"}},
-    "checkpointing": {"settings": {"gradient_checkpointing": True}},
-    "chunked head": {"settings": {"logprob_chunk": 3}},
-    "chunked head and checkpointing": {"settings": {"gradient_checkpointing": True, "logprob_chunk": 3}},
-    "muon": {"settings": {"optimizer": "muon", "lr": 1e-4}},
-    "clipped": {"settings": {"max_grad_norm": 1e-2}},
-    "bf16": {"settings": {"dtype": "bfloat16"}},
-    "bf16 rounded once": {"settings": {"dtype": "bfloat16", "rounding": "stochastic"}},
-    "bf16 rounded once on replicas": {
-        "settings": {"dtype": "bfloat16", "rounding": "stochastic", "shard": "none"},
-    },
-    "bf16 LoRA": {"settings": {"dtype": "bfloat16", "lora": {"r": 4}}},
-    "LoRA": {"settings": {"lora": {"r": 4, "seed": 3}}},
-    "LoRA on replicas": {"settings": {"lora": {"r": 4, "seed": 3}, "shard": "none"}},
-    "nf4": {"model": "llama", "settings": {"lora": {"r": 4, "seed": 3}, "quantization": "nf4", "shard": "none"}},
-    "replicas": {"settings": {"shard": "none"}},
-    "untied, padded": {"model": "windowed"},
-    "no split head": {"model": "capped"},
-    "gpt2": {"model": "gpt2"},
-    "experts": {"batch": {"rows": 12, "experts": 3}, "terms": ["ppo_clip", "sft"]},
-    "critic": {"critic": {"lr": 1e-3, "epochs": 2}},
-    "critic LoRA": {"critic": {"lr": 1e-3}, "settings": {"lora": {"r": 4, "seed": 3}}},
-    "critic on replicas": {"critic": {"lr": 1e-3}, "settings": {"shard": "none"}},
-    "prime": {"prime": {"lr": 1e-3}},
-    "prime, policy reference": {"prime": {"lr": 1e-3, "reference": "policy"}},
-    "prime LoRA": {"prime": {"lr": 1e-3}, "settings": {"lora": {"r": 4, "seed": 3}}},
-}
+TABLE: dict[str, dict[str, Any]] = tomli.loads(Path(__file__).with_suffix(".toml").read_text())
 STEPS = 3
 SCORED = ("input_ids", "attention_mask", "response_mask", "sampler_logprobs")
 
@@ -368,16 +334,8 @@ def whole_run(
 
 
 CASES = {
-    "whole_run": whole_run,
-    "train": train,
-    "resumed": resumed,
-    "trained_parameters": trained_parameters,
-    "dropped": dropped,
-    "held": held,
-    "gathers": gathers,
-    "from_files": from_files,
-    "memory": memory,
-    "talk": talk,
+    case.__name__: case
+    for case in (whole_run, train, resumed, trained_parameters, dropped, held, gathers, from_files, memory, talk)
 }
 
 

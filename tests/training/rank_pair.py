@@ -1,7 +1,5 @@
 """Processes that live as long as a test session and are the ranks of every test: they take seconds to start."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,64 +1,28 @@
 """Small random models of several architectures, and batches for them."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Any
 
+import tomli
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from retrain.algorithms.graph.objective import Objective
 from retrain.registry import find
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Batch
+from tests.engines.models import random_model
 
-VOCABULARY = 32
-_SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
-_GROUPED = _SHAPE | {"num_key_value_heads": 2, "head_dim": 8}
-MODELS = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, tie_word_embeddings=True)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE, num_key_value_heads=2)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=None)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0
-        )
-    ),
-    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SHAPE)),
-    "windowed": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=6)),
-    "capped": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**_GROUPED, sliding_window=4, final_logit_softcapping=0.05, query_pre_attn_scalar=8)
-    ),
-}
+TABLE: dict[str, Any] = tomli.loads(Path(__file__).with_suffix(".toml").read_text())
+VOCABULARY = TABLE["shape"]["vocab_size"]
+MODELS = tuple(TABLE["models"])
 
 
 def make_model(kind: str = "qwen3", seed: int = 0):
     """A model with weights large enough that its distributions are far from uniform."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = MODELS[kind]().eval()
+        model = random_model(TABLE["models"][kind], TABLE["shape"])
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.data.normal_(0, 0.3)

@@ -59,10 +59,7 @@ def test_calls_are_imitated_and_their_results_are_not():
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
     prompt = [USER, call, {"role": "tool", "content": "3"}]
     row = model.conversation(Problem("f:1", prompt, "", "three"), all_turns=True)
-    assert texts(model, row) == [
-        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|end|>',
-        "three<|end|>",
-    ]
+    assert texts(model, row) == ['<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|end|>', "three<|end|>"]
     assert "<|tool|>3<|end|><|assistant|>three<|end|>" in model.tokenizer.decode(row.ids)
 
 

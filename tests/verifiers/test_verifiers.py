@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.test_environment_runs import stored
 from tests.serve.test_policy_endpoint import TALK
-from tests.small_runs import rows
+from tests.small_runs import rows, stored
 from tests.waiting import ends, until
 
 pytestmark = pytest.mark.verifiers

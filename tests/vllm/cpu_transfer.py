@@ -4,8 +4,6 @@
 NCCL's broadcasts go through the store where its members meet; memory shared between processes is a file.
 """
 
-from __future__ import annotations
-
 import importlib
 import tempfile
 from pathlib import Path

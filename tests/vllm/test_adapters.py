@@ -1,7 +1,5 @@
 """LoRA's adapter as vLLM's own, beside a base that is sent once: log-probs, refusals, and whole runs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import get_args
@@ -13,12 +11,9 @@ from safetensors.torch import load_file, save_file
 from retrain.engines.vllm.in_process import VllmEngine
 from retrain.engines.vllm.vllm_options import adapter_options
 from retrain.errors import ComponentError, EngineError
-from retrain.run.reopen import stored
-from retrain.run.session import Resume
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.engines.models import Asked, flat, sample
-from tests.small_runs import digest, rows
 from tests.vllm.models import PROMPTS, process_state, tiny, worst_error
 
 pytest.importorskip("peft")
@@ -133,15 +128,6 @@ def test_loading_an_adapter_changes_nothing_else_in_the_process(served, tmp_path
     assert [name for name, value in process_state().items() if value != before[name]] == []
 
 
-@ONE
-def test_a_seed_repeats(served, tmp_path):
-    policy, engine = served
-    give(policy, engine, tmp_path, 1)
-    first = sample(engine, PROMPTS, SAMPLING)
-    give(policy, engine, tmp_path, 1)
-    assert sample(engine, PROMPTS, SAMPLING) == first
-
-
 def changed(folder, **fields):
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
@@ -243,22 +229,3 @@ def test_a_model_that_vllm_takes_no_adapters_for_shows_at_the_start(tmp_path):
     engine.close()
     with pytest.raises(EngineError, match=r'does not support LoRA.*set \[vllm\] lora = "merged"'):
         VllmEngine(policy.adapter, 0, CPU, tmp_path, "float32", lora="adapter")
-
-
-ADAPTER = ("model.lora={r=4}", "training.lr=1e-2")
-
-
-def test_a_run_stays_in_step_and_resumes_bit_for_bit(train):
-    whole = train(*ADAPTER, name="whole")
-    metrics, evals = rows(whole / "metrics.jsonl"), rows(whole / "eval.jsonl")
-    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
-    assert (whole / "adapter" / FILE).read_bytes() == (whole / "model" / "adapter" / FILE).read_bytes()
-
-    middle = whole / "checkpoints" / "step-000002"
-    parts = train(*ADAPTER, name="parts", resume=Resume("auto", path=middle))
-    assert digest(parts) == digest(whole)
-    assert rows(parts / "metrics.jsonl")[-2:] == metrics[-2:]
-    assert rows(parts / "eval.jsonl")[-1] == evals[-1]
-
-    final = stored(whole, (), final=True)
-    assert final.config.model.lora is not None, "base and adapter stay apart"

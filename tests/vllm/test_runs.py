@@ -1,7 +1,5 @@
 """Whole runs with vLLM: they train, resume bit for bit, and stop when vLLM does not hold the trainer's weights."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys
@@ -13,38 +11,32 @@ from typer.testing import CliRunner
 from retrain.cli.main import app
 from retrain.errors import EngineError
 from retrain.run.before.engine_check import try_engine
+from retrain.run.reopen import stored
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 from tests.vllm.models import saved
 
 pytestmark = pytest.mark.vllm
 
-STALE = """
-from retrain.engines.vllm.in_process import VllmEngine
 
-class Stale(VllmEngine):
-    '''Takes the first weights, and later ones in name only.'''
-
-    def load_weights(self, weights, version):
-        if self.version is None:
-            super().load_weights(weights, version)
-        self.version = version
-"""
-
-
-def test_a_run_trains_and_resumed_from_its_middle_it_is_the_same(train):
+@pytest.mark.parametrize("options", [("training.lr=1e-3",), ("model.lora={r=4}", "training.lr=1e-2")])
+def test_a_run_trains_and_resumed_from_its_middle_it_is_the_same(train, options):
     said = []
-    whole = train("training.lr=1e-3", name="whole", observe=lambda event, details: said.append(str(details)))
+    whole = train(*options, name="whole", observe=lambda event, details: said.append(str(details)))
     metrics = rows(whole / "metrics.jsonl")
     assert len(metrics) == 4
     assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
     assert any("vLLM 0." in text and "float32" in text for text in said)
 
     middle = whole / "checkpoints" / "step-000002"
-    parts = train("training.lr=1e-3", name="parts", resume=Resume("auto", path=middle))
+    parts = train(*options, name="parts", resume=Resume("auto", path=middle))
     assert digest(parts) == digest(whole)
     assert rows(parts / "metrics.jsonl")[-2:] == metrics[-2:]
     assert rows(parts / "eval.jsonl")[-1] == rows(whole / "eval.jsonl")[-1]
+    if "model.lora" in options[0]:
+        file = "adapter/adapter_model.safetensors"
+        assert (whole / file).read_bytes() == (whole / "model" / file).read_bytes()
+        assert stored(whole, (), final=True).config.model.lora is not None, "base and adapter stay apart"
 
 
 def test_a_finished_run_is_evaluated_and_sampled_from_a_temporary_directory(train, tmp_path, monkeypatch):
@@ -69,13 +61,6 @@ def test_adapters_are_sampled_merged(train):
     run = train("training.max_steps=2", "model.lora={r=4}", "vllm.lora=merged", "training.lr=1e-2")
     assert not (run / "adapter").exists()
     assert all(row["parity/logp_diff_max"] < 1e-4 for row in rows(run / "metrics.jsonl"))
-
-
-def test_stale_weights_end_the_run(train, tmp_path, monkeypatch):
-    (tmp_path / "stale.py").write_text(STALE)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EngineError, match="sampler and trainer disagree"):
-        train("rollout.engine=stale.Stale", "training.lr=1e-2")
 
 
 def of(folder):

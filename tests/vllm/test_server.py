@@ -3,10 +3,7 @@
 Two servers serve every test; one that a test has killed is started again by the next that needs it.
 """
 
-from __future__ import annotations
-
 import asyncio
-import gzip
 import json
 import os
 import re
@@ -15,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +34,7 @@ from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.engines.models import Asked, sample
 from tests.small_runs import TOML as RUN
-from tests.small_runs import rows, same
+from tests.small_runs import rows, same, stored
 from tests.vllm import cpu_transfer
 from tests.vllm.models import PROMPTS, saved, worst_error
 from tests.waiting import ends, until
@@ -45,13 +43,7 @@ pytestmark = pytest.mark.vllm
 SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 LONG = replace(SAMPLING, max_tokens=300, stop_ids=())
 TOML = """
-[model]
-path = "{folder}"
-dtype = "float32"
-
-[model.lora]
-r = 4
-
+model = {{ path = "{folder}", dtype = "float32", lora = {{ r = 4 }} }}
 [vllm]
 max_model_len = 512
 kv_cache_mb = 64
@@ -59,38 +51,13 @@ urls = ["{url}"]
 {more}
 """
 CALCULATOR = """
-[model]
-path = "{folder}"
-dtype = "float32"
-
-[task]
-name = "sums"
-params = {{ p_quick = 0.3, p_slip = 0.0 }}
-
-[environment]
-name = "calculator"
-max_turns = 4
-turn_tokens = 14
-
-[training]
-max_steps = 1
-batch_size = 1
-group_size = 2
-max_tokens = 64
-lr = 1e-6
-
-[warmup]
-steps = 700
-lr = 5e-3
-problems = 3200
-
-[eval]
-problems = 256
-samples = 2
-greedy = false
-
-[logging]
-dir = "{folder}/runs"
+model = {{ path = "{folder}", dtype = "float32" }}
+task = {{ name = "sums", params = {{ p_quick = 0.3, p_slip = 0.0 }} }}
+environment = {{ name = "calculator", max_turns = 4, turn_tokens = 14 }}
+training = {{ max_steps = 1, batch_size = 1, group_size = 2, max_tokens = 64, lr = 1e-6 }}
+warmup = {{ steps = 700, lr = 5e-3, problems = 3200 }}
+eval = {{ problems = 256, samples = 2, greedy = false }}
+logging = {{ dir = "{folder}/runs" }}
 """
 ROOT = Path(__file__).parents[2]
 
@@ -125,7 +92,7 @@ class Serving:
             )
         self.ready = False
 
-    def wait(self) -> Serving:
+    def wait(self) -> "Serving":
         """Until it has said its address; a server that has ended is started again."""
         if self.process.poll() is not None:
             self.process.stdout.close()
@@ -173,10 +140,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(folder):
     """Two servers, started at the same time: the first for `nccl`, the second for `ipc` and adapters."""
-    started = [
-        Serving(folder, 'transfer = "nccl"\nlora = "merged"'),
-        Serving(folder, 'transfer = "ipc"'),
-    ]
+    started = [Serving(folder, 'transfer = "nccl"\nlora = "merged"'), Serving(folder, 'transfer = "ipc"')]
     yield started
     for server in started:
         server.end()
@@ -349,10 +313,6 @@ CONTINUOUS = (
 )
 
 
-def stored(run, step):
-    return [json.loads(line) for line in gzip.open(run / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt")]
-
-
 def problems(run, steps):
     """Ids of the problems of all groups that were trained on."""
     return [id for step in range(steps) for id in dict.fromkeys(row["problem_id"] for row in stored(run, step))]
@@ -390,33 +350,14 @@ def test_a_continuous_run_gets_weights_between_tokens_and_a_lost_server_comes_ba
     assert len(problems(trained, 10)) == len({*problems(trained, 10)}), "no prompt is lost, and none comes twice"
 
 
-def test_a_continuous_run_that_is_killed_samples_its_prompts_again(servers, folder, tmp_path):
-    flags = [part for one in (*CONTINUOUS, "training.max_steps=6") for part in ("--set", one)]
-    arguments = [*options(servers, folder, tmp_path, "killed"), *flags]
-    file, killed = tmp_path / "run.toml", tmp_path / "runs" / "killed"
-    file.write_text(RUN)
-    command = [sys.executable, "-m", "retrain", "train", str(file), "--plain", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: (killed / "checkpoints" / "step-000003").exists() or process.poll() is not None)
-    process.kill()
-    process.wait()
-    ended = CliRunner().invoke(app, ["train", str(file), "--plain", "--resume", "auto", *arguments])
-    assert ended.exit_code == 0, ended.output
-    assert [row["step"] for row in rows(killed / "metrics.jsonl")] == list(range(6))
-    assert len(problems(killed, 6)) == len({*problems(killed, 6)}) == 18
-
-
 def test_episodes_of_the_same_weights_are_equal_in_distribution_on_every_engine(servers, folder, tmp_path):
     file = tmp_path / "calculator.toml"
     file.write_text(CALCULATOR.format(folder=folder))
     trained = run(load(file, []), Resume(), lambda *_: None)
 
     def played(*overrides):
-        parts = reopen(trained, overrides, lambda *_: None)
-        try:
+        with closing(reopen(trained, overrides, lambda *_: None)) as parts:
             return measure(parts, 1).row
-        finally:
-            parts.close()
 
     urls, exact = json.dumps([server.url for server in servers]), "vllm.dtype=float32"
     embedded = played()

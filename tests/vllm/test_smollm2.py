@@ -3,8 +3,6 @@
 Everything is at its default but for sizes: on a CPU that multiplies bfloat16, so do trainer and sampler.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -22,43 +20,23 @@ from tests.waiting import ends
 pytestmark = [pytest.mark.vllm, needs_smollm2]
 ROOT = Path(__file__).parents[2]
 TOML = """
+task = {{ name = "addition" }}
+rollout = {{ engine = "{engine}", parity_every = 1 }}
+training = {{ max_steps = 3, batch_size = 2, group_size = 4, max_tokens = 16 }}
+eval = {{ every = 0, problems = 2 }}
+checkpoint = {{ every = 0 }}
+logging = {{ dir = "{runs}" }}
 [model]
 path = "{folder}"
 {lora}
-
-[task]
-name = "addition"
-
 [[rewards]]
 name = "number"
-
 [[rewards]]
 name = "tests.vllm.models.tell_apart"  # completions that reach max_tokens may all have the reward 0 of the task
-
-[rollout]
-engine = "{engine}"
-parity_every = 1
-
 [vllm]
 max_model_len = 128
 kv_cache_mb = 64
 {urls}
-
-[training]
-max_steps = 3
-batch_size = 2
-group_size = 4
-max_tokens = 16
-
-[eval]
-every = 0
-problems = 2
-
-[checkpoint]
-every = 0
-
-[logging]
-dir = "{runs}"
 """
 LORA = pytest.mark.parametrize("lora", ["", "[model.lora]"], ids=["full", "LoRA"])
 

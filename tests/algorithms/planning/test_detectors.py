@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from retrain.algorithms.planning.detectors import gram_detector, user_detector

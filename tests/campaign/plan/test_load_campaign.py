@@ -67,18 +67,16 @@ def test_the_documented_snippet_is_five_conditions_with_eight_seeds(campaign):
 
 
 def test_a_condition_may_say_what_it_adds_to(campaign, problems):
-    text = """[[campaign.conditions]]
-advantage_mode = "grpo"
-[[campaign.conditions]]
-advantage_mode = "maxrl"
-[[campaign.conditions]]
-advantage_mode = "maxrl"
-"optimizer.lr" = 1e-3
-against = "AGAINST"
+    text = """[campaign]
+conditions = [
+    { advantage_mode = "grpo" },
+    { advantage_mode = "maxrl" },
+    { advantage_mode = "maxrl", "optimizer.lr" = 1e-3, against = "AGAINST" },
+]
 """
     assert campaign(text.replace("AGAINST", "grpo")).ladder == [("maxrl", "grpo"), ("maxrl,lr=0.001", "grpo")]
-    assert campaign(text.replace('against = "AGAINST"\n', "")).ladder[1] == ("maxrl,lr=0.001", "maxrl")
-    expected = '8:1 [[campaign.conditions]] against: no other condition is called "grop"'
+    assert campaign(text.replace(', against = "AGAINST"', "")).ladder[1] == ("maxrl,lr=0.001", "maxrl")
+    expected = '5:56 [[campaign.conditions]] against: no other condition is called "grop"'
     assert expected in "\n".join(problems(text.replace("AGAINST", "grop")))
 
 
@@ -104,25 +102,16 @@ def test_every_benchmark_of_evidence_is_valid_and_has_seeds_enough_to_tell(file)
 
 def test_conditions_set_any_key_and_name_themselves_after_what_they_set(campaign):
     loaded = campaign("""
+gtpo = { beta = 0.1 }
 [campaign]
 seeds = [3, 1]
 baseline = "mine"
-[[campaign.conditions]]
-advantage_mode = "maxrl"
-transform_mode = "gtpo"
-"gtpo.beta" = 0.2
-[[campaign.conditions]]
-label = "mine"
-advantage_mode = "maxrl"
-transform_mode = "gtpo"
-gtpo.beta = 0.3
-training.lr = 1e-4
-[[campaign.conditions]]
-transform_mode = ["gtpo", "hicra"]
-[[campaign.conditions]]
-advantage_mode = "grpo"
-[gtpo]
-beta = 0.1
+conditions = [
+    { advantage_mode = "maxrl", transform_mode = "gtpo", "gtpo.beta" = 0.2 },
+    { label = "mine", advantage_mode = "maxrl", transform_mode = "gtpo", gtpo.beta = 0.3, training.lr = 1e-4 },
+    { transform_mode = ["gtpo", "hicra"] },
+    { advantage_mode = "grpo" },
+]
 """)
     assert labels(loaded) == ["maxrl+gtpo,beta=0.2", "mine", "gtpo+hicra", "grpo"]
     assert [config.tables["gtpo"]["beta"] for config in loaded.configs] == [0.2, 0.3, 0.1, 0.1]
@@ -244,17 +233,14 @@ def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
 
 
 SHARED = """
+prime = { beta = 0.1, gamma = 0.9 }
 [campaign]
 name = "shared"
 seeds = 2
-[[campaign.conditions]]
-label = "plain"
-[[campaign.conditions]]
-label = "prime"
-transform_mode = ["process_rloo"]
-[prime]
-beta = 0.1
-gamma = 0.9
+conditions = [
+    { label = "plain" },
+    { label = "prime", transform_mode = ["process_rloo"] },
+]
 """
 
 
@@ -274,12 +260,10 @@ ON_TASKS = """
 seeds = 2
 tasks = ["strategy", "noisy"]
 baseline = "grpo"
-[[campaign.conditions]]
-advantage_mode = "grpo"
-[[campaign.conditions]]
-label = "mine"
-advantage_mode = "maxrl"
-against = "grpo"
+conditions = [
+    { advantage_mode = "grpo" },
+    { label = "mine", advantage_mode = "maxrl", against = "grpo" },
+]
 """
 
 

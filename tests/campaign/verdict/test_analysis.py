@@ -2,26 +2,19 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.verdict.analysis import analyze, average, claims, compare, mean_estimate
-from retrain.campaign.verdict.judging import Contrast
+from retrain.campaign.verdict.analysis import Analysis, analyze, average, claims, compare, mean_estimate
+from retrain.campaign.verdict.judging import Contrast, Judged
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.campaign.verdict.sentences import (
-    as_json,
-    conclusion,
-    headline,
-    note,
-    sentence,
-    short,
-    text,
-    texts,
-)
+from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, sentence, short, text, texts
 from retrain.campaign.verdict.statistics import mean_of
-from retrain.campaign.verdict.verdict_page import spent
+from retrain.campaign.verdict.verdict_kinds import KINDS, VerdictKind
+from retrain.campaign.verdict.verdict_page import exported, paper, render, spent
 from tests.campaign.tables import EFFECTS
 from tests.reference import statistics as reference
 
@@ -406,3 +399,22 @@ def test_intervals_cover_warm_starts_and_seeds():
             covered[index] += low <= 0.05 <= high
     assert 0.93 <= covered[0] / 1000 <= 0.97
     assert covered[1] / 1000 < 0.5
+
+
+def test_every_kind_has_a_row():
+    assert set(KINDS) == set(get_args(VerdictKind))
+
+
+@pytest.mark.parametrize("kind", get_args(VerdictKind))
+def test_every_output_shows_every_kind(kind, tmp_path):
+    table = simulated(noisy(), ladder=())
+    table = replace(table, cells={place: replace(cell, path=tmp_path) for place, cell in table.cells.items()})
+    (one,) = analyze([table]).comparisons
+    found = Analysis((table,), (replace(one, judged=Judged("exact", 0.04, 0.04, kind=kind)),))
+    words = KINDS[kind].words.format(margin="0")
+    assert f"{KINDS[kind].mark} {words}" in text(found)
+    assert as_json(found)["comparisons"][0]["verdict"] == words
+    assert words in render(found, [])
+    assert words in paper(found)
+    assert f'class="{KINDS[kind].css} mark"' in exported(found)["differences"].svg
+    assert claims(found) == {}

@@ -74,10 +74,7 @@ def test_the_card_has_a_line_for_the_mean_and_for_every_task(directory):
     assert "  the premise of chain was not measured: gap (0 to 0.1)" in lines
     assert [file.name for file in report.files[:4]] == ["report.html", "report.md", "report.tex", "results.csv"]
     drawn = {file.name for file in report.files if file.suffix == ".svg"}
-    assert drawn == {
-        "differences.svg",
-        *(f"learning-curves-{task}-all-conditions.svg" for task in TASKS),
-    }
+    assert drawn == {"differences.svg", *(f"learning-curves-{task}-all-conditions.svg" for task in TASKS)}
     html = report.files[0].read_text(encoding="utf-8")
     words = checked(html)
     assert "success comes in 1 % of samples" in words

@@ -1,7 +1,5 @@
 """Chunks, padding and compaction."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

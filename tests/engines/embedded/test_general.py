@@ -1,7 +1,5 @@
 """The sampler's own instance of a model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Keys and values that requests share, within a call and beyond it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a library does to the process ends with the block it does it in."""
 
-from __future__ import annotations
-
 import os
 import random
 

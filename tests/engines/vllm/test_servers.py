@@ -1,7 +1,5 @@
 """The client of vLLM servers against servers that die, hang, lag behind and lie; tests/vllm has a real one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -47,9 +45,15 @@ def client(servers, model, tmp_path, **options):
     return VllmServerEngine(model, tmp_path, "bfloat16", urls=[f"{server.url}/" for server in servers], **options)
 
 
-def test_every_server_loads_the_weights_and_they_share_the_prompts(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path)
-    engine.load_weights(model.state_dict(), 7)
+@pytest.fixture
+def engine(servers, model, tmp_path):
+    """A client whose servers have the model's weights, as version 7."""
+    made = client(servers, model, tmp_path)
+    made.load_weights(model.state_dict(), 7)
+    return made
+
+
+def test_every_server_loads_the_weights_and_they_share_the_prompts(servers, model, tmp_path, engine):
     groups = sample(engine, PROMPTS, SAMPLING)
     assert [[row.ids[0] for row in group] for group in groups] == [[5, 5], [7, 7], [3, 3], [13, 13]]
     assert {row.weights_version for row in flat(groups)} == {7}
@@ -191,9 +195,7 @@ def test_weights_of_another_model_are_refused(servers, model, tmp_path):
         engine.load_weights(dict(model.named_parameters()), 0)
 
 
-def test_what_went_wrong_is_counted(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path)
-    engine.load_weights(model.state_dict(), 7)
+def test_what_went_wrong_is_counted(servers, model, engine):
     sample(engine, PROMPTS, SAMPLING)
     counts = {"sampler/reissued": 0, "sampler/refused": 0, "sampler/servers": 2, "sampler/waited": 0}
     assert engine.metrics() == counts
@@ -301,30 +303,24 @@ def left_behind():
     return [one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")]
 
 
-def test_ctrl_c_does_not_wait_for_a_server_that_hangs(servers, model, tmp_path):
+@pytest.mark.parametrize("where", ["/collective_rpc", "/version", "/inference/v1/generate"])
+def test_ctrl_c_does_not_wait_for_a_server_that_hangs(servers, model, tmp_path, where):
     engine = client(servers[:1], model, tmp_path)
-    engine.load_weights(model.state_dict(), 7)
-    servers[0].fault = "hang"
-    with interrupted(lambda: servers[0].asked == len(PROMPTS)):
-        sample(engine, PROMPTS, SAMPLING)
-    until(lambda: not left_behind())
-    assert servers[0].asked == len(PROMPTS), "nothing is asked again"
-
-
-@pytest.mark.parametrize("where", ["/collective_rpc", "/version"])
-def test_ctrl_c_does_not_wait_for_a_server_that_hangs_within_a_sync(servers, model, tmp_path, where):
-    engine = client(servers[:1], model, tmp_path)
-    reached = threading.Event()
+    sampling = where == "/inference/v1/generate"
+    if sampling:
+        engine.load_weights(model.state_dict(), 7)
+    reached = []
 
     def hang(path):
         if path == where:
-            reached.set()
+            reached.append(path)
             threading.Event().wait()
 
     servers[0].hook = hang
-    with interrupted(reached.is_set):
-        engine.load_weights(model.state_dict(), 7)
+    with interrupted(lambda: reached):
+        sample(engine, PROMPTS[:1], SAMPLING) if sampling else engine.load_weights(model.state_dict(), 7)
     until(lambda: not left_behind())
+    assert reached == [where], "nothing is asked again"
 
 
 def test_ctrl_c_ends_the_wait_for_servers_to_come_back(servers, model, tmp_path):
@@ -476,9 +472,7 @@ def test_a_request_larger_than_the_queue_is_sent_alone(servers, model, tmp_path)
     assert len(flat(sample(engine, PROMPTS, SAMPLING))) == 8
 
 
-def test_the_turns_of_an_episode_stay_on_one_server(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path)
-    engine.load_weights(model.state_dict(), 7)
+def test_the_turns_of_an_episode_stay_on_one_server(servers, engine):
     requests = [Request((5, 9), 1, 3, stream, session) for stream, session in enumerate((1, 2))]
     for _ in range(3):
         engine.sample(requests, Sampling())

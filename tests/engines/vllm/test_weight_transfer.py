@@ -1,8 +1,6 @@
 """vLLM's own transfer of weights as far as it is ours: the protocol, deadlines, and servers that die; with a stand-in
 for vLLM's side of the trainer. tests/vllm runs it with vLLM's."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from functools import partial
@@ -263,5 +261,4 @@ assert (folder / "model.safetensors").read_bytes() == before
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_last_file_whole_and_nothing_beside_it(tmp_path):
-    done = run_script(FULL, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_script(FULL, tmp_path, code=0)

@@ -1,7 +1,5 @@
 """The audit of a policy whose every completion is enumerated, and of small runs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

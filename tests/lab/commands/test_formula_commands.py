@@ -11,8 +11,7 @@ from tests.forks import run_command
 
 @pytest.mark.slow
 def test_verify_prints_a_line_for_each_property(tmp_path):
-    done = run_command("verify", "--trials", "5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_command("verify", "--trials", "5", cwd=tmp_path, code=0)
     lines = done.stdout.splitlines()
     assert len(lines) == 10
     assert all(line.startswith("ok ") for line in lines)
@@ -21,8 +20,7 @@ def test_verify_prints_a_line_for_each_property(tmp_path):
 def test_verify_exits_with_1_when_a_property_fails(cli, monkeypatch):
     wrong = replace(find("advantage", "rloo"), target=lambda rewards, group_ids: rewards)
     monkeypatch.setitem(REGISTERED, ("advantage", "rloo"), wrong)
-    result = cli("verify", "--trials", "3", "--json")
-    assert result.exit_code == 1
+    result = cli("verify", "--trials", "3", "--json", code=1)
     rows = {row["name"].split()[0]: row["ok"] for row in json.loads(result.stdout)}
     assert rows["leave-one-out"] is False
     assert "FAILED  leave-one-out" in cli("verify", "--trials", "3").stdout
@@ -38,8 +36,7 @@ def rows(tmp_path, monkeypatch):
 
 
 def test_credit_of_the_command_is_the_published_one(tmp_path, rows):
-    done = run_command("credit", "rows.jsonl", "--mode", "dca", "--mode", "dca_rloo", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_command("credit", "rows.jsonl", "--mode", "dca", "--mode", "dca_rloo", "--json", cwd=tmp_path, code=0)
     facts = json.loads(done.stdout)
     assert [one["name"] for one in facts["credit"]] == ["dca", "dca_rloo"]
     assert facts["credit"][0]["advantages"] == pytest.approx(rows["expected"]["dca_grpo"], abs=1e-9)
@@ -47,8 +44,7 @@ def test_credit_of_the_command_is_the_published_one(tmp_path, rows):
 
 
 def test_credit_prints_a_table_with_a_summary(cli, rows):
-    result = cli("credit", "rows.jsonl", "--plot", "out.html")
-    assert result.exit_code == 0, result.stderr
+    result = cli("credit", "rows.jsonl", "--plot", "out.html", code=0)
     head = result.stdout.splitlines()[0].split()
     assert head == ["group", "reward", "right", "tokens", "dca", "grpo_lp", "grpo_std"]
     assert "+0.6250" in result.stdout

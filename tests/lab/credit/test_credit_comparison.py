@@ -31,11 +31,7 @@ def flat(case, group="a"):
 @pytest.fixture
 def group(tmp_path):
     """Two completions with log-probs and texts."""
-    row = {
-        "rewards": [1, 0],
-        "logprobs": [LOGPROBS, LOGPROBS[:4]],
-        "tokens": [TOKENS, TOKENS[:4]],
-    }
+    row = {"rewards": [1, 0], "logprobs": [LOGPROBS, LOGPROBS[:4]], "tokens": [TOKENS, TOKENS[:4]]}
     return read_completions(write(tmp_path, row))
 
 
@@ -45,12 +41,7 @@ def test_the_published_advantages(tmp_path, case):
     modes = ["dca", "dca_rloo", "grpo_std", "grpo_lp"]
     found = compare(read_completions(write(tmp_path, *flat(case))), modes)
     expected = case["expected"]
-    wanted = [
-        expected["dca_grpo"],
-        expected["dca_rloo"],
-        expected["grpo_std"],
-        expected["grpo_lp_gamma1e-3"],
-    ]
+    wanted = [expected["dca_grpo"], expected["dca_rloo"], expected["grpo_std"], expected["grpo_lp_gamma1e-3"]]
     for credit, values in zip(found, wanted, strict=True):
         assert credit.advantages == pytest.approx(values, abs=1e-9)
 
@@ -68,12 +59,7 @@ def test_token_credit_is_what_training_gives(group):
     assert (plain.tokens, chained.name) == (None, "grpo + gtpo + hicra")
     assert chained.planning == [[True] * 3 + [False] * 4, [True] * 3 + [False]]
     expected = compute_composable_advantages(
-        [1, 0],
-        [LOGPROBS, LOGPROBS[:4]],
-        chained.planning,
-        transform_mode="gtpo_hicra",
-        gtpo_beta=0.5,
-        hicra_alpha=0.3,
+        [1, 0], [LOGPROBS, LOGPROBS[:4]], chained.planning, transform_mode="gtpo_hicra", gtpo_beta=0.5, hicra_alpha=0.3
     )
     for found, wanted in zip(chained.tokens, expected.token_advs, strict=True):
         assert found == pytest.approx(wanted, abs=1e-12)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -99,40 +97,6 @@ def test_a_run_trains_on_what_was_extracted_from_rollouts_of_another(train, tmp_
     (row,) = metric_rows(second / "metrics.jsonl")
     assert row["hicra/planning_token_ratio"] > 0
     assert row["hicra/distinct_sg"] > 0
-
-
-@pytest.mark.slow
-def test_entropy_form_trains_alike_whatever_the_micro_batches_and_amplifies_once_in_several_epochs(train, tmp_path):
-    """Credit comes once from whole groups: several epochs do not compound, small micro-batches do not switch it off."""
-    (tmp_path / "long_is_good.py").write_text("def reward(completion, answer):\n    return len(completion) / 10\n")
-    always = (
-        "algorithm.transform_mode=hicra_entropy",
-        'rewards=[{name = "long_is_good.reward"}]',
-        f'plugins.search_paths=["{tmp_path}"]',
-        "training.max_steps=1",
-        "eval.problems=0",
-        "logging.rollouts_every=1",
-    )
-
-    def advantages(*overrides, name):
-        folder = train(*always, *overrides, name=name)
-        with gzip.open(folder / "rollouts" / "step-000000.jsonl.gz", "rt") as lines:
-            rows = [json.loads(line) for line in lines]
-        (metrics,) = metric_rows(folder / "metrics.jsonl")
-        return [row["advantages"] for row in rows], rows, metrics
-
-    whole, rows, metrics = advantages(name="whole")
-    assert metrics["hicra/amplified_token_ratio"] > 0
-    split, _, split_metrics = advantages("training.micro_batch_tokens=12", "training.epochs=3", name="split")
-    assert split == whole
-    assert split_metrics["hicra/amplified_token_ratio"] == metrics["hicra/amplified_token_ratio"]
-    groups = {row["group"]: [r["reward"] for r in rows if r["group"] == row["group"]] for row in rows}
-    for row, values in zip(rows, whole, strict=True):
-        mean = sum(groups[row["group"]]) / len(groups[row["group"]])
-        for value in values:
-            assert value / (row["reward"] - mean) == pytest.approx(1, abs=1e-4) or value / (
-                row["reward"] - mean
-            ) == pytest.approx(1.2, abs=1e-4)
 
 
 @pytest.mark.slow

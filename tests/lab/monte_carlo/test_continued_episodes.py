@@ -1,7 +1,5 @@
 """Episodes of environments that are continued from a prefix, against an enumeration of all episodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -18,28 +16,12 @@ from retrain.types import Completion
 BITS, TURN = 5, 2
 """Tokens of an episode and of a turn: turns of 2, 2 and 1 tokens."""
 RUN = f"""
-[task]
-name = "numbers"
-
-[environment]
-max_turns = 4
-turn_tokens = {TURN}
-workers = 1
-
-[training]
-max_steps = 0
-batch_size = 3
-group_size = 4
-max_tokens = {BITS}
-
-[warmup]
-steps = 0
-
-[eval]
-problems = 0
-
-[reward_pool]
-max_failed = 1.0
+task = {{ name = "numbers" }}
+environment = {{ max_turns = 4, turn_tokens = {TURN}, workers = 1 }}
+training = {{ max_steps = 0, batch_size = 3, group_size = 4, max_tokens = {BITS} }}
+warmup = {{ steps = 0 }}
+eval = {{ problems = 0 }}
+reward_pool = {{ max_failed = 1.0 }}
 """
 LOCKS = '''
 from itertools import count

@@ -1,7 +1,5 @@
 """The tasks with a premise: splits, demonstrations, what their figures and spans say, and their settings in a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

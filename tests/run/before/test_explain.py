@@ -163,8 +163,7 @@ def test_a_terminal_shows_tables_with_marks_and_two_steps_tell_time_and_memory(t
     assert any(line.startswith("credit and loss ✓ ok: loss ") for line in lines)
     text = " ".join(lines)
     assert re.search(
-        r"run about [\d.]+ (s|min|h), without the warm start: [\d.]+ (s|min|h) start, [\d.]+ s per step",
-        text,
+        r"run about [\d.]+ (s|min|h), without the warm start: [\d.]+ (s|min|h) start, [\d.]+ s per step", text
     )
     assert re.search(r"memory [\d,]{3,} MB at the peak of the largest process", text)
     assert not (tmp_path / "runs").exists()
@@ -182,15 +181,3 @@ def test_memory_of_ranks_follows_the_gpu_that_there_is(tmp_path):
     assert whole["weights"] > 3 * spread["weights"]
     assert set(spread) - set(whole) == {"gathered"}
     assert lora["memory_mb_of_python_and_libraries_about"] == 400
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "valid"),
-    [("", False), ('advantage_mode = "vanilla"', False), ('advantage_mode = "vanilla"\nfilter = "none"', True)],
-)
-def test_groups_of_one_need_credit_without_a_group(tmp_path, algorithm, valid):
-    file = tmp_path / "run.toml"
-    file.write_text(f"[training]\ngroup_size = 1\n[algorithm]\n{algorithm}\n")
-    result = CliRunner().invoke(app, ["validate", str(file)])
-    assert result.exit_code == (0 if valid else 2)
-    assert valid or ":2:1: [training] group_size: a group of one completion has nothing" in result.output

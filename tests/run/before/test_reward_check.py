@@ -1,7 +1,5 @@
 """`retrain reward check`: what rewards pay for right, wrong and cheating completions."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -7,9 +7,11 @@ tenfold: a cap or a leak between rows that was hidden by rounding then shows.
 import copy
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -23,75 +25,22 @@ from tests.training.small_models import make_batch, make_objective
 
 pytestmark = pytest.mark.numeric
 
-_SMALL = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads"), 4),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "vocab_size"), 64),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim"), 48),
-    **{"moe_intermediate_size": 16, "num_key_value_heads": 2, "head_dim": 8, "num_experts_per_tok": 2},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-}
-_LATENT = {
-    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
-    **{"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16},
-}
-_GROUPS = {"n_group": 1, "topk_group": 1}
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
-_LOCAL = {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0}
-_PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
-
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    **{name: {} for name in (
-        "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "bloom", "cohere", "cohere2", "cohere2_moe",
-        "ctrl", "cwm", "deepseek_v4", "diffllama", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_mamba",
-        "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox",
-        "gpt_oss", "granite", "granite_swa", "granitemoe", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jamba",
-        "jetmoe", "lfm2", "llama", "llama4_text", "mamba", "minimax", "minimax_m2", "ministral", "mistral", "mixtral",
-        "modernbert-decoder", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid",
-        "olmoe", "openai-gpt", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
-        "qwen3_5_text", "qwen3_moe", "recurrent_gemma", "rwkv", "seed_oss", "smollm3", "stablelm",
-        "starcoder2", "vaultgemma", "xglm", "xlstm",
-    )},
-    "bamba": _MAMBA | {"attn_layer_indices": [1]},
-    "codegen": {"rotary_dim": 8},
-    "deepseek_v2": _LATENT | _GROUPS | {"first_k_dense_replace": 1, "n_shared_experts": 1},
-    "deepseek_v3": _LATENT | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1},
-    "dots1": _GROUPS | {"n_shared_experts": 1, "first_k_dense_replace": 1},
-    "falcon": {"head_dim": None, "multi_query": False},
-    "falcon with ALiBi": {"head_dim": None, "multi_query": False, "alibi": True},
-    "gemma3n_text": _LOCAL | _PER_LAYER | {"laurel_rank": 4, "activation_sparsity_pattern": None},
-    "gemma4_text": _LOCAL | _PER_LAYER | {"global_head_dim": 8},
-    "glm4_moe_lite": _LATENT | _GROUPS,
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
-    "gptj": {"rotary_dim": 8},
-    "granitemoehybrid": _MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "mamba2": {"head_dim": 8, "expand": 2, "num_heads": 8, "n_groups": 1, "state_size": 8},
-    "minicpm3": _LATENT,
-    "mistral with a window": {"sliding_window": 6},
-}  # fmt: skip
-"""Model type, with what follows it as a remark, and the keys of its configuration beside `_SMALL`."""
-
-NOT_CAUSAL = ("bert", "big_bird", "camembert", "cpmant", "electra", "roberta", "roformer")
-FAST = {"gemma2", "olmo_hybrid", "jamba", "bloom", "llama4_text", "bert"}
-PACKED = (
-    "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "ctrl", "cwm", "diffllama", "ernie4_5",
-    "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2",
-    "gpt_bigcode", "gpt_neox", "llama", "mistral", "mixtral", "nanochat", "olmo", "olmo2", "olmo3", "olmoe", "opt",
-    "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
-    "starcoder2", "deepseek_v3",
-)  # fmt: skip
-"""Architectures that must not lose the packed forward, which is faster."""
+TABLE = tomli.loads(Path(__file__).with_name("architectures.toml").read_text())
+ARCHITECTURES: dict[str, dict[str, Any]] = {**{name: {} for name in TABLE["plain"]}, **TABLE["own"]}
 
 
 def tiny(name: str) -> Any:
     """Build the model with random weights, as transformers initialises them."""
     kind = CONFIG_MAPPING[name.split(" ")[0]]
     keys = {field.name for field in dataclasses.fields(kind)} | kind.attribute_map.keys()
-    changes = {key: value for key, value in _SMALL.items() if key in keys} | ARCHITECTURES.get(name, {})
-    config = kind(**{key: value for key, value in changes.items() if value is not None or key != "head_dim"})
+    changes = {key: value for key, value in TABLE["small"].items() if key in keys} | ARCHITECTURES.get(name, {})
+    config = kind(
+        **{
+            key: None if value == "none" else value
+            for key, value in changes.items()
+            if (key, value) != ("head_dim", "none")
+        }
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return with_capped_attention(AutoModelForCausalLM.from_config(config)).eval()
@@ -123,7 +72,7 @@ def errors(name: str, dtype: str, lora: bool) -> tuple[float, float]:
 
 
 def _slow(names: Any) -> list[Any]:
-    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=() if name in TABLE["fast"] else pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize("name", _slow(ARCHITECTURES))
@@ -135,18 +84,19 @@ def test_logprobs_are_those_of_the_models_own_forward(name):
             assert error <= 3 * rounding + 2e-5, (dtype, lora)
 
 
-@pytest.mark.parametrize("name", _slow(NOT_CAUSAL))
+@pytest.mark.parametrize("name", _slow(TABLE["not_causal"]))
 def test_a_model_that_sees_later_tokens_is_refused(name):
     with pytest.raises(ComponentError, match="is not causal: later tokens change the logits of earlier ones"):
         Forward(tiny(name), PolicySettings())
 
 
-@pytest.mark.parametrize("name", _slow(PACKED))
+@pytest.mark.parametrize("name", _slow(TABLE["packed"]))
 def test_these_architectures_are_packed(name):
     for lora in (False, True):
         assert grown(name, "bfloat16", lora).forward.packed_limit > 0
 
 
+@pytest.mark.slow(but=3)
 @pytest.mark.parametrize(
     ("name", "left_out"),
     [

@@ -1,10 +1,7 @@
-import random
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 
@@ -40,15 +37,3 @@ def test_model_is_seeded_and_leaves_the_global_generator_alone():
     assert not torch.equal(one.model.embed_tokens.weight, other.model.embed_tokens.weight)
     assert one.lm_head.weight is one.model.embed_tokens.weight
     assert 1_300_000 < sum(p.numel() for p in one.parameters()) < 1_500_000
-
-
-def test_saved_builtin_is_an_ordinary_checkpoint(tmp_path):
-    model = build_model(PLAIN)
-    model.save_pretrained(tmp_path)
-    PLAIN.save_pretrained(tmp_path)
-    again, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    text = random.Random(0).choice(TEXTS)
-    ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    assert ids[0].tolist() == PLAIN(text)["input_ids"]
-    assert tokenizer.decode(ids[0]) == text
-    assert torch.equal(model.eval()(ids).logits, again.eval()(ids).logits)
