@@ -52,16 +52,9 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 @pytest.fixture(scope="session")
 def cli():
     """Run the command in this process: `cli("train", "run.toml", code=0)` -> result with exit_code, stdout, stderr."""
-    from typer.testing import CliRunner
+    from tests.commands import invoke
 
-    from retrain.cli.main import app
-
-    def go(*arguments, code=None, **options):
-        result = CliRunner().invoke(app, list(arguments), **options)
-        assert code in (None, result.exit_code), result.output
-        return result
-
-    return go
+    return invoke
 
 
 def installed(*arguments: str, cwd: Path, code: int | None = None) -> subprocess.CompletedProcess:

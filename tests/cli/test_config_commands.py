@@ -6,16 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
+from tests.commands import invoke
 from tests.config.test_mistakes import GROUPS
 
 
 def validate(file: Path, *options: str, code: int | None = None):
-    result = CliRunner().invoke(app, ["validate", str(file), *options])
-    assert code in (None, result.exit_code), result.output
-    return result
+    return invoke("validate", file, *options, code=code)
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path):

@@ -7,20 +7,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import retrain
-from retrain.cli.main import app
 from retrain.cli.run_commands import _how_to_continue
 from retrain.config.load import load
+from tests.commands import invoke as run
 
 ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments, code=None):
-    result = CliRunner().invoke(app, list(arguments))
-    assert code in (None, result.exit_code), result.output
-    return result
 
 
 @pytest.mark.parametrize("template", ["quickstart", "jsonl"])

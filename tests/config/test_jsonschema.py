@@ -4,12 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from retrain import registry
-from retrain.cli.main import app
 from retrain.config.jsonschema import json_schema
 from retrain.config.schema import Config
+from tests.commands import invoke
 
 
 def test_every_section_and_every_component_table_is_in_the_schema():
@@ -34,7 +33,7 @@ TAPLO = shutil.which("taplo", path=str(Path(sys.executable).parent))
 def folder(tmp_path_factory):
     """A folder as `retrain init` leaves it."""
     folder = tmp_path_factory.mktemp("editor")
-    assert CliRunner().invoke(app, ["init", str(folder / "run.toml")]).exit_code == 0
+    assert invoke("init", str(folder / "run.toml")).exit_code == 0
     return folder
 
 

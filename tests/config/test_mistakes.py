@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import tomli
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
+from tests.commands import invoke
 
 GROUPS = tomli.loads(Path(__file__).with_name("mistakes.toml").read_text())["group"]
 CASES = [pytest.param(group, case, id=group["about"]) for group in GROUPS for case in group["case"]]
@@ -25,7 +24,7 @@ def answer(tmp_path, monkeypatch):
             if not name.endswith("/"):
                 Path(name).write_text(text)
         Path("run.toml").write_text(case.get("toml", "").replace("HEAD\n", group.get("head", "")))
-        result = CliRunner().invoke(app, [command, "run.toml", *(f"--set={flag}" for flag in case.get("set", ()))])
+        result = invoke(command, "run.toml", *(f"--set={flag}" for flag in case.get("set", ())))
         return [line.replace(str(tmp_path), "FOLDER") for line in result.stderr.splitlines() if line], result.exit_code
 
     return go

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from tests.campaign.tables import write_campaign
+from tests.commands import invoke
 from tests.docs.test_snippets import ROOT, blocks
 from tests.small_runs import TOML
 
@@ -133,8 +133,7 @@ def test_it_runs(words, folder, monkeypatch):
     step = re.compile(r"step-\d+")
     words = [step.sub("step-000002" if "rollouts" not in word else "step-000000", word) for word in words]
     words = ["new.toml" if words[0] == "init" and word == "run.toml" else word for word in words if word != "--watch"]
-    done = CliRunner().invoke(app, [*words, *added])
-    assert done.exit_code == 0, done.output if done.exception is None else f"{done.exception}\n{done.output}"
+    invoke(*words, *added, code=0)
 
 
 def test_what_is_only_read_is_in_the_documentation():

@@ -8,13 +8,12 @@ import time
 from collections import Counter
 
 import pytest
-from typer.testing import CliRunner
 
 import retrain.run.reopen  # noqa: F401 - with torch, before the processes are forked
-from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from retrain.storage import checkpoint
+from tests.commands import invoke
 from tests.forks import finish, forked
 from tests.small_runs import TOML, digest, rows
 from tests.waiting import until
@@ -55,7 +54,7 @@ def read(folder, reader):
     os.chdir(folder)
     until(lambda: list((folder / "runs" / "read" / "checkpoints").glob("step-*/manifest.json")))
     while not (folder / "over").exists():
-        result = CliRunner().invoke(app, READERS[reader])
+        result = invoke(*READERS[reader])
         if result.exit_code not in (0, 6):
             (folder / f"{reader}.txt").write_text(f"{result.output}\n{result.exception!r}")
         with (folder / f"{reader}.codes").open("a") as file:

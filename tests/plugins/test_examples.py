@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from plugins.borrowed_rewards import accuracy, compute_score
 from plugins.decorated import fading, progress
 from plugins.my_reward import brevity
 from plugins.stateful import RunningBaseline
 from retrain import Batch, compute_composable_advantages
-from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.registry import find
+from tests.commands import invoke
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,8 +113,7 @@ def test_examples_run(file, tmp_path, monkeypatch):
     sizes |= {"warmup.steps": 2, "warmup.batch_size": 2, "eval.problems": 2, "reward_pool.workers": 0}
     sizes |= {"logging.dir": f'"{tmp_path}"', "training.seed": 3}
     flags = [text for key, value in sizes.items() for text in ("--set", f"{key}={value}")]
-    done = CliRunner().invoke(app, ["train", str(file), "--plain", *flags])
-    assert done.exit_code == 0, done.output
+    invoke("train", str(file), "--plain", *flags, code=0)
     assert len((tmp_path / file.stem / "metrics.jsonl").read_text().splitlines()) == 2
 
 

@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import retrain
 from retrain import registry
-from retrain.cli.main import app
 from retrain.registry import component, lookup
 from retrain.registry.built_in import BUILT_IN, TABLES
+from tests.commands import invoke as cli
 from tests.forks import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -152,12 +151,6 @@ def folder(tmp_path, monkeypatch):
     importlib.import_module("own")
     (tmp_path / "run.toml").write_text(OWN)
     return tmp_path
-
-
-def cli(*arguments, code=None):
-    result = CliRunner().invoke(app, list(arguments))
-    assert code in (None, result.exit_code), result.output
-    return result
 
 
 @pytest.mark.slow

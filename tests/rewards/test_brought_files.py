@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.rewards.signatures import form_of
+from tests.commands import invoke
 from tests.make_checkpoint import make_checkpoint
 
 HERE = Path(__file__).parent / "brought"
@@ -64,8 +63,7 @@ def test_a_step_is_trained_on_files_of_others(tmp_path, monkeypatch, data, keys,
     Path("run.toml").write_text(RUN.format(task=task, path=path, keys=keys, here=HERE, rewards=named, model=model))
     forms = [form_of(bound.component).name for bound in load("run.toml").components.all("reward")]
     assert forms == [*rewards.values()]
-    done = CliRunner().invoke(app, ["train", "run.toml", "--plain"])
-    assert done.exit_code == 0, done.output
+    invoke("train", "run.toml", "--plain", code=0)
     (row,) = (json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines())
     assert row["reward/failed"] == 0
     assert {f"reward/{name}" for name in rewards} <= row.keys()

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import tomli
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.run.session import Resume, run
+from tests.commands import invoke
 from tests.small_runs import TOML
 
 EVIL = "open({mark!r}, 'w').write('ran')\ndef fn(*a, **k):\n    return 1.0\nclass Task:\n    pass\n"
@@ -59,18 +58,13 @@ def theirs(trained, tmp_path, monkeypatch):
     return go
 
 
-def invoke(words):
-    return CliRunner().invoke(app, words)
-
-
 STRANGERS = tomli.loads(Path(__file__).with_name("foreign_runs.toml").read_text())
 EVIL_KEYS = STRANGERS["code"]
 GADGETS = STRANGERS["functions"]
 
 
 def refused(command):
-    done = invoke(OPENING[command])
-    assert done.exit_code == 2, done.output
+    done = invoke(*OPENING[command], code=2)
     assert "--trust" in done.stderr
     return done.stderr
 
@@ -85,8 +79,7 @@ UNUSED = [*(("eval", what) for what in CREDIT), ("sample", "a reward"), ("export
 @pytest.mark.parametrize(("command", "what"), UNUSED)
 def test_code_that_a_command_does_not_use_is_neither_imported_nor_refused(theirs, command, what):
     mark = theirs(**json.loads(json.dumps(EVIL_KEYS[what]).replace("chance", "theirs.chance")))
-    done = invoke(OPENING[command])
-    assert done.exit_code == 0, done.output
+    invoke(*OPENING[command], code=0)
     assert not mark.exists()
 
 
@@ -107,7 +100,7 @@ def test_code_in_the_run_is_not_imported_unless_it_is_trusted(theirs, command, w
 def test_code_beside_a_run_is_not_imported_in_its_own_directory(theirs, monkeypatch):
     mark = theirs(rewards=[{"name": "chance.fn"}])
     monkeypatch.chdir("theirs")
-    assert "chance.py belongs to the run" in invoke(["eval", "."]).stderr
+    assert "chance.py belongs to the run" in invoke("eval", ".").stderr
     assert not mark.exists()
 
 
@@ -116,14 +109,14 @@ def test_a_tool_of_python_imports_nothing_from_the_current_directory(theirs, mon
     for name in ("sitecustomize", "asyncio"):  # Python and the environment's worker import these
         Path(f"theirs/{name}.py").write_text(EVIL.format(mark=str(mark)))
     monkeypatch.chdir("theirs")
-    assert invoke(["eval", "."]).exit_code == 0
+    assert invoke("eval", ".").exit_code == 0
     assert not mark.exists()
 
 
 def test_code_beside_the_runs_of_a_campaign_is_not_imported(theirs):
     mark = theirs(rewards=[{"name": "theirs.chance.fn"}])
     shutil.copytree("theirs", "theirs/cells/grpo/s0")
-    done = invoke(["eval", "theirs/cells/grpo/s0"])
+    done = invoke("eval", "theirs/cells/grpo/s0")
     assert "chance.py belongs to the run that is opened" in done.stderr
     assert not mark.exists()
 
@@ -144,7 +137,7 @@ def test_search_paths_are_used_with_trust_alone(theirs, command):
     assert "[plugins] search_paths: ('" in refused(command)
     assert not mark.exists()
     if command in SCORING and command != "serve":  # it would serve until it is stopped
-        invoke([*OPENING[command], "--trust"])
+        invoke(*OPENING[command], "--trust")
         assert mark.exists()
 
 
@@ -158,16 +151,14 @@ def test_functions_of_python_and_packages_are_not_the_users(theirs, what, where,
     run = Path("theirs").resolve()
     monkeypatch.syspath_prepend(Path.cwd())
     monkeypatch.chdir(folder)
-    done = invoke(["eval", str(run)])
-    assert done.exit_code == 2, done.output
+    done = invoke("eval", str(run), code=2)
     assert "is neither a component nor a file of the working directory" in done.stderr
 
 
 def test_code_in_the_working_directory_is_used_as_in_the_users_own_files(theirs):
     theirs(rewards=[{"name": "mine.fn"}])
     Path("mine.py").write_text("def fn(completions):\n    return [1.0 for _ in completions]\n")
-    done = invoke([*OPENING["eval"], "--json"])
-    assert done.exit_code == 0, done.output
+    done = invoke(*OPENING["eval"], "--json", code=0)
     assert json.loads(done.stdout)["accuracy"] == 1.0
 
 
@@ -179,24 +170,24 @@ def test_programs_variables_and_servers_are_named(theirs, named):
 
 def test_a_value_that_is_set_on_the_command_line_is_trusted(theirs):
     theirs(reward_pool__env=["HF_TOKEN"])
-    assert invoke([*OPENING["eval"], "--set", 'reward_pool.env=["LANG"]']).exit_code == 0
+    assert invoke(*OPENING["eval"], "--set", 'reward_pool.env=["LANG"]').exit_code == 0
 
 
 def test_a_run_of_registered_parts_opens_without_trust(theirs):
     theirs()
     for command in ("eval", "sample", "export"):
-        assert invoke(OPENING[command]).exit_code == 0, command
+        assert invoke(*OPENING[command]).exit_code == 0, command
 
 
 def test_a_run_with_keys_of_the_former_sandbox_opens(theirs):
     theirs(reward_pool__sandbox="auto", reward_pool__readable=["/data"], rewards=[{"name": "exact", "network": False}])
-    assert invoke(OPENING["eval"]).exit_code == 0
+    assert invoke(*OPENING["eval"]).exit_code == 0
 
 
 @pytest.mark.parametrize("words", READING, ids=lambda words: words[0])
 def test_reading_a_run_imports_nothing_of_it(theirs, words):
     mark = theirs(plugins__search_paths=[str(Path("theirs/evil").resolve())], rewards=[{"name": "chance.fn"}])
-    invoke(words)
+    invoke(*words)
     assert not mark.exists()
 
 
@@ -207,8 +198,7 @@ def test_code_of_a_model_and_another_interpreter_are_refused(theirs, tmp_path, c
     (model / "evil.py").write_text(EVIL.format(mark=str(mark)))
     config = json.loads((model / "config.json").read_text()) | {"auto_map": {"AutoConfig": "evil.Task"}}
     (model / "config.json").write_text(json.dumps(config))
-    done = invoke(OPENING[command])
-    assert done.exit_code == 2, done.output
+    done = invoke(*OPENING[command], code=2)
     assert "trust_remote_code" in done.stderr
     assert not mark.exists()
 
@@ -222,8 +212,7 @@ def test_export_refuses_links_in_the_model(theirs, tmp_path):
         kept = path.read_bytes() if path.is_file() else None
         path.unlink(missing_ok=True)
         path.symlink_to(tmp_path / "secret" / ("id_rsa" if kept else ""))
-        done = invoke(OPENING["export"])
-        assert done.exit_code == 6, done.output
+        done = invoke(*OPENING["export"], code=6)
         assert "is a link" in done.stderr
         assert not Path("out").exists()
         path.unlink()

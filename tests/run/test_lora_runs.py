@@ -7,13 +7,12 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.run.evaluate import measure
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
+from tests.commands import invoke
 from tests.engines.sampled_matrices import fused_matrix, worst
 from tests.small_runs import digest, rows
 
@@ -37,7 +36,7 @@ def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr,
             assert worst(parts.trained.policy, partial(fused_matrix, parts.sampler, parts.trained.policy)) < 1e-3
             assert measure(parts, 8).row == last, "in the run, and after it"
         out = tmp_path / target.name
-        assert CliRunner().invoke(app, ["export", str(target), str(out)]).exit_code == 0
+        assert invoke("export", str(target), str(out)).exit_code == 0
         for folder in (out, run / "model"):
             merged = load_file(folder / "model.safetensors")
             assert {value.dtype for value in merged.values()} == {torch.float32}

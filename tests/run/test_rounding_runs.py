@@ -8,11 +8,10 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.run.evaluate import measure
 from retrain.run.reopen import reopen
+from tests.commands import invoke
 from tests.make_checkpoint import make_checkpoint
 from tests.small_runs import digest, rows
 
@@ -21,7 +20,7 @@ STOCHASTIC = ("model.dtype=bfloat16", "torch.dtype=bfloat16", "model.rounding=st
 
 
 def exported(run, folder, *options):
-    assert CliRunner().invoke(app, ["export", str(run), str(folder), *options]).exit_code == 0
+    assert invoke("export", str(run), str(folder), *options).exit_code == 0
     return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())["dtype"]
 
 

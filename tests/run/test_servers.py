@@ -6,11 +6,10 @@ import re
 import shutil
 
 import pytest
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.errors import StorageError
 from retrain.run.session import Resume
+from tests.commands import invoke
 from tests.engines.servers import ModelServer
 from tests.small_runs import digest, rows
 
@@ -98,8 +97,7 @@ def test_without_a_server_the_run_ends_with_exit_5_and_goes_on_where_it_was(
     after(servers[0], path, count, die)
     where = (f'logging.dir="{tmp_path}/runs"', "logging.name=parts", "checkpoint.every=100")
     arguments = [part for option in (*options, *where) for part in ("--set", option)]
-    ended = CliRunner().invoke(app, ["train", str(toml), "--plain", *arguments])
-    assert ended.exit_code == 5, ended.output
+    ended = invoke("train", str(toml), "--plain", *arguments, code=5)
     assert "no vLLM server is usable" in ended.output
     folder = tmp_path / "runs" / "parts"
     done = len(rows(folder / "metrics.jsonl"))
@@ -108,8 +106,7 @@ def test_without_a_server_the_run_ends_with_exit_5_and_goes_on_where_it_was(
     for server in servers:
         server.hook = lambda path: None
         server.start()
-    again = CliRunner().invoke(app, ["train", str(toml), "--plain", "--resume", "auto", *arguments])
-    assert again.exit_code == 0, again.output
+    invoke("train", str(toml), "--plain", "--resume", "auto", *arguments, code=0)
     assert digest(folder) == digest(whole)
     assert trained(folder) == trained(whole)
     assert rows(folder / "eval.jsonl") == rows(whole / "eval.jsonl")
@@ -176,20 +173,16 @@ def test_a_run_is_exported_without_its_servers_and_sampled_without_them_if_told_
     asked = []
     for server in servers:
         server.hook = asked.append
-    cli = CliRunner()
     for source in (run, run / "checkpoints" / "step-000004"):
-        done = cli.invoke(app, ["export", str(source), str(tmp_path / "out")])
-        assert done.exit_code == 0, done.output
+        invoke("export", str(source), str(tmp_path / "out"), code=0)
         assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()
         shutil.rmtree(tmp_path / "out")
     assert not asked
     for server in servers:
         server.kill()
-    away = cli.invoke(app, ["eval", str(run), "--trust"])
-    assert away.exit_code == 5
+    away = invoke("eval", str(run), "--trust", code=5)
     assert away.stderr.strip().endswith("or sample here: --set rollout.engine=torch")
-    here = cli.invoke(app, ["eval", str(run), "--set", "rollout.engine=torch", "--json"])
-    assert here.exit_code == 0, here.output
+    here = invoke("eval", str(run), "--set", "rollout.engine=torch", "--json", code=0)
     assert json.loads(here.stdout)["accuracy"] == last["accuracy"]
 
 
@@ -201,5 +194,4 @@ def test_an_engine_that_is_not_installed_keeps_no_model_from_being_exported(trai
     stored["vllm"] = {"lora": "adapter"}
     file.write_text(json.dumps(stored))
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    done = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
+    invoke("export", str(run), str(tmp_path / "out"), code=0)

@@ -5,13 +5,12 @@ import html
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.errors import DataError
 from retrain.report.run_page import write_report
 from retrain.run.session import Resume
 from retrain.tools.rollout_scores import results_file, score_file, summarize
+from tests.commands import invoke
 from tests.small_runs import rows
 
 pytestmark = pytest.mark.slow
@@ -59,12 +58,12 @@ def test_stored_completions_give_the_figures_of_the_evaluation(train, toml):
 
 def test_run_directories_are_scored_against_each_other(train):
     run, base = train(), train("training.seed=5", name="base")
-    facts = json.loads(CliRunner().invoke(app, ["score", str(run), "--base", str(base), "--json"]).stdout)
+    facts = json.loads(invoke("score", str(run), "--base", str(base), "--json").stdout)
     ours, theirs = (rows(one / "eval.jsonl")[-1] for one in (run, base))
     assert (facts["pairs"], facts["unpaired"]) == (6, 0), "the held-out problems are the same for every seed"
     assert facts["paired"]["avg@n"]["value"] == pytest.approx(ours["accuracy"] - theirs["accuracy"])
     assert facts["aes_avg"]["length_part"] == pytest.approx(1 - ours["avg_tokens"] / theirs["avg_tokens"])
-    text = CliRunner().invoke(app, ["score", str(run), "--base", str(base), "--step", "2"]).stdout
+    text = invoke("score", str(run), "--base", str(base), "--step", "2").stdout
     assert f"{run}/eval/step-000002.jsonl.gz: 6 problems" in text
     assert "AES from avg@n" in text
 

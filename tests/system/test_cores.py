@@ -6,10 +6,9 @@ import sys
 import time
 
 import pytest
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.system.process import ThreadWaiting, cpu_threads, thread_waiting
+from tests.commands import invoke
 
 TINY, SMALL, LARGE = 1_400_000, 20_000_000, 135_000_000
 
@@ -103,5 +102,5 @@ def test_it_is_decided_before_a_plug_in_can_import_torch(tmp_path, monkeypatch, 
     (tmp_path / "early.py").write_text("import os\nos.plug_in()\nraise ImportError\n")
     (tmp_path / "run.toml").write_text('algorithm.advantage_mode = "early.advantage"\n')
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, [command, "run.toml"]).exit_code
+    assert invoke(command, "run.toml").exit_code
     assert done == ["decided", "imported"]

@@ -6,13 +6,12 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.errors import EngineError
 from retrain.run.before.engine_check import try_engine
 from retrain.run.reopen import stored
 from retrain.run.session import Resume
+from tests.commands import invoke
 from tests.small_runs import digest, rows
 from tests.vllm.models import saved
 
@@ -44,13 +43,11 @@ def test_a_finished_run_is_evaluated_and_sampled_from_a_temporary_directory(trai
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     before = {path: path.is_file() and path.read_bytes() for path in run.rglob("*")}
-    evaluated = CliRunner().invoke(app, ["eval", str(run), "--json"])
-    assert evaluated.exit_code == 0, evaluated.output
+    evaluated = invoke("eval", str(run), "--json", code=0)
     last = rows(run / "eval.jsonl")[-1]
     found = json.loads(evaluated.stdout)
     assert (found["step"], found["accuracy"], found["avg_tokens"]) == (2, last["accuracy"], last["avg_tokens"])
-    sampled = CliRunner().invoke(app, ["sample", str(run), "1+1?", "-n", "8"])
-    assert sampled.exit_code == 0, sampled.output
+    sampled = invoke("sample", str(run), "1+1?", "-n", "8", code=0)
     assert sampled.stdout.strip()
     assert {path: path.is_file() and path.read_bytes() for path in run.rglob("*")} == before
     gc.collect()

@@ -19,9 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.engines.vllm.servers import VllmServerEngine
@@ -32,6 +30,7 @@ from retrain.run.session import Resume, run
 from retrain.system import http_client as http
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
+from tests.commands import invoke
 from tests.engines.models import Asked, sample
 from tests.small_runs import TOML as RUN
 from tests.small_runs import rows, same, stored
@@ -293,7 +292,7 @@ def options(servers, folder, tmp_path, name):
 def train(tmp_path, arguments):
     file = tmp_path / "run.toml"
     file.write_text(RUN)
-    return CliRunner().invoke(app, ["train", str(file), "--plain", *arguments])
+    return invoke("train", str(file), "--plain", *arguments)
 
 
 def test_two_ranks_sample_with_two_servers_as_one_process_does(servers, folder, tmp_path):

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from retrain.algorithms.advantages.group_baselines import grpo, rloo
-from retrain.cli.main import app
 from retrain.functional.masked import expand
 from retrain.lab.audit.credit_audit import MeasuredBatch, judge
 from retrain.lab.audit.gradient_quality import quality
+from tests.commands import invoke
 from tests.tabular_policy import STEPS, Tabular
 
 GROUP, GROUPS = 2, 8
@@ -152,10 +151,7 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     methods = "mine.doubled,mine.doubled+gtpo,grpo+mine.halved,mine.late_half,hicra,oracle"
     words = ["audit", str(trained), "--methods", methods, "--batches", "4", "--continuations", "2"]
     more = ["--latex", "audit.tex", "--trust"]
-    done = CliRunner().invoke(
-        app, [*words, "--all-checkpoints", "--json", "--html", "audit.html", "--figures", "drawn", *more]
-    )
-    assert done.exit_code == 0, done.output
+    done = invoke(*words, "--all-checkpoints", "--json", "--html", "audit.html", "--figures", "drawn", *more, code=0)
     start, end = map(json.loads, done.stdout.splitlines())
     assert list(end) == ["run", "step", "reliability", "methods"]
     assert (end["run"], start["step"], end["step"]) == (str(trained), 0, 2)
@@ -191,8 +187,7 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     ],
 )
 def test_what_cannot_be_audited_is_said(trained, words, text):
-    done = CliRunner().invoke(app, ["audit", str(trained), *words])
-    assert done.exit_code == 2
+    done = invoke("audit", str(trained), *words, code=2)
     assert text in " ".join(done.output.split())
 
 
@@ -207,7 +202,7 @@ GAME = (
 def test_a_run_with_an_environment_is_audited_by_replaying_its_episodes(train):
     run = train(*GAME)
     words = ["audit", str(run), "--methods", "turn_returns,vine,gigpo", "--batches", "4", "--continuations", "2"]
-    first, again = (CliRunner().invoke(app, [*words, "--json"]) for _ in range(2))
+    first, again = (invoke(*words, "--json") for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout == again.stdout
     assert set(json.loads(first.stdout)["methods"]) == {"grpo", "turn_returns", "vine", "gigpo", "oracle"}
@@ -217,8 +212,7 @@ def test_a_run_whose_environment_cannot_be_replayed_is_refused_before_anything_i
     (tmp_path / "remote.py").write_text(REMOTE)
     game = ('environment.name="remote.remote"', "training.max_steps=0", "warmup.steps=0")
     run = train(*GAME, "guess={}", f'plugins.search_paths=["{tmp_path}"]', *game)
-    done = CliRunner().invoke(app, ["audit", str(run), "--trust", "--batches", "1000000"])
-    assert done.exit_code == 2
+    done = invoke("audit", str(run), "--trust", "--batches", "1000000", code=2)
     assert 'environment "remote.remote" cannot be replayed' in " ".join(done.output.split())
 
 

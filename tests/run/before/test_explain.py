@@ -3,12 +3,11 @@ import re
 
 import pytest
 from rich.text import Text
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.run.before.explain import TINY, explain
 from retrain.training.memory import ModelShape
+from tests.commands import invoke
 from tests.small_runs import TOML
 
 SERVERS = '[rollout]\nengine = "vllm-server"\n[vllm]\nurls = ["http://127.0.0.1:8000"]\n'
@@ -154,8 +153,7 @@ def test_a_terminal_shows_tables_with_marks_and_two_steps_tell_time_and_memory(t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    done = CliRunner().invoke(app, ["explain", "run.toml", "--measure"])
-    assert done.exit_code == 0, done.output
+    done = invoke("explain", "run.toml", "--measure", code=0)
     lines = [" ".join(Text.from_ansi(line).plain.split()) for line in done.output.splitlines()]
     assert "file run.toml" in lines
     assert "from key params reads called" in lines

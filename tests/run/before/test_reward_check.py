@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.run.before.reward_check import FORMS, as_table, paid
 from retrain.types import Problem
+from tests.commands import invoke
 
 SUM = Problem("1", "What is 1200 + 34?", "1234", solution="1200 + 34 = 1234\nso 1234")
 BUILT_IN = """
@@ -32,7 +31,7 @@ def echo(completion: str, answer: str, prompt: str) -> float:
 def check(tmp_path):
     def go(text, *options):
         (tmp_path / "run.toml").write_text(text)
-        return CliRunner().invoke(app, ["reward", "check", str(tmp_path / "run.toml"), *options])
+        return invoke("reward", "check", str(tmp_path / "run.toml"), *options)
 
     return go
 

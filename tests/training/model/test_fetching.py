@@ -10,14 +10,13 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from retrain.cli.main import app
 from retrain.errors import StorageError
 from retrain.system.files import SUMS
 from retrain.system.model_paths import PACKAGED
 from retrain.training.model.fetching import fetch
 from retrain.training.model.loading import load_model
+from tests.commands import invoke as retrain
 from tests.training.packaged_models import POSITIONS, HalfIndex, local, make_wheel, start, variables
 from tests.waiting import PATIENCE_S, alive, descendants, until
 
@@ -75,12 +74,6 @@ def kept(cache):
 def finished(process):
     out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
-
-
-def retrain(*arguments, code=None):
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    assert code in (None, result.exit_code), result.output
-    return result
 
 
 @pytest.mark.slow
