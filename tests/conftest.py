@@ -106,3 +106,10 @@ def forgotten_plugins(tmp_path_factory):
     sys.path[:] = [place for place in sys.path if not place.startswith(folders)]  # where plug-ins were looked for
     for key in [key for key, one in REGISTERED.items() if one.target.__module__ in gone]:
         del REGISTERED[key]
+
+
+@pytest.fixture
+def cwd(tmp_path, monkeypatch):
+    """The test's own folder, entered."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -67,10 +67,9 @@ class Instant:
 
 
 @pytest.fixture
-def sweep(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def sweep(cwd):
     begun.clear()
-    (tmp_path / "sweep.toml").write_text(SWEEP)
+    (cwd / "sweep.toml").write_text(SWEEP)
 
     def load(*overrides):
         return load_campaign("sweep.toml", overrides)

@@ -14,10 +14,9 @@ from tests.small_runs import TOML
 
 
 @pytest.fixture
-def loaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "sweep.toml").write_text("[campaign]\nseeds = 8\nslots = 2\n" + TOML)
+def loaded(cwd, monkeypatch):
+    monkeypatch.setenv("RETRAIN_CACHE", str(cwd / "cache"))
+    (cwd / "sweep.toml").write_text("[campaign]\nseeds = 8\nslots = 2\n" + TOML)
     return load_campaign("sweep.toml")
 
 
@@ -92,9 +91,8 @@ def test_the_probe_runs_two_steps_and_adds_up_what_a_campaign_takes(loaded, tmp_
 
 
 @pytest.mark.slow
-def test_a_probe_that_fails_says_why_with_the_exit_code_of_its_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sweep.toml").write_text('[campaign]\n[model]\npath = "nobody/nothing"\n')
+def test_a_probe_that_fails_says_why_with_the_exit_code_of_its_run(cwd, monkeypatch):
+    (cwd / "sweep.toml").write_text('[campaign]\n[model]\npath = "nobody/nothing"\n')
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(RetrainError, match="the probe failed") as caught:
         preview(load_campaign("sweep.toml"), probe=True)

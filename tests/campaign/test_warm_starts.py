@@ -22,10 +22,9 @@ conditions = [
 
 
 @pytest.fixture
-def computed(tmp_path, monkeypatch):
+def computed(cwd, monkeypatch):
     """Returns a function that computes the warm starts of a campaign, and what happens meanwhile."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RETRAIN_CACHE", str(cwd / "cache"))
     seen, real = [], run_process.warm_start
 
     class Watched:
@@ -38,8 +37,8 @@ def computed(tmp_path, monkeypatch):
 
     def compute(starts, watched=Watched):
         monkeypatch.setattr(run_process, "warm_start", watched)
-        (tmp_path / "sweep.toml").write_text(CAMPAIGN.format(starts=starts))
-        loaded = load_campaign(tmp_path / "sweep.toml")
+        (cwd / "sweep.toml").write_text(CAMPAIGN.format(starts=starts))
+        loaded = load_campaign(cwd / "sweep.toml")
         campaign = create(loaded, False)
         driver.warm_start(loaded, campaign, campaign.jobs, lambda event, details: seen.append(details["text"]))
         return seen

@@ -40,10 +40,9 @@ def test_no_mistake_imports_torch_or_runs_a_dotted_path(tmp_path):
     assert result.stdout.split() == [str(len(slips) + 1), "False", "False", "False"], result.stderr
 
 
-def test_a_plugin_that_raises_is_shown_with_its_traceback(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "raises_on_import.py").write_text("x = 1\nx / 0\n")
-    (tmp_path / "run.toml").write_text('[algorithm]\nadvantage_mode = "raises_on_import.fn"\n')
+def test_a_plugin_that_raises_is_shown_with_its_traceback(cwd):
+    (cwd / "raises_on_import.py").write_text("x = 1\nx / 0\n")
+    (cwd / "run.toml").write_text('[algorithm]\nadvantage_mode = "raises_on_import.fn"\n')
     result = validate(Path("run.toml"), code=2)
     first, *trace = result.stderr.splitlines()
     assert first.startswith("run.toml:2:1: [algorithm] advantage_mode: importing raises_on_import raised ZeroDivision")

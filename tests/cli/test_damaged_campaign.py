@@ -24,10 +24,9 @@ CASES = [
 
 
 @pytest.fixture
-def campaign(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_campaign(tmp_path / "runs/two", conditions=("grpo", "maxrl"), seeds=range(3), steps=40, failed=(), missing=())
-    return tmp_path / "runs/two"
+def campaign(cwd):
+    write_campaign(cwd / "runs/two", conditions=("grpo", "maxrl"), seeds=range(3), steps=40, failed=(), missing=())
+    return cwd / "runs/two"
 
 
 @pytest.mark.slow(but=3)

@@ -32,10 +32,9 @@ def prepare(cli):
 
 
 @pytest.fixture
-def source(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def source(cwd):
     lines = [json.dumps({"question": f"q{i}", "answer": f"because\n#### {i}"}) for i in range(30)]
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    (cwd / "mine.jsonl").write_text("\n".join(lines))
     return "mine.jsonl"
 
 
@@ -50,8 +49,7 @@ def test_a_file_with_fields_of_its_own(prepare, source):
     assert train[0]["data_source"] == source
 
 
-def test_the_options_of_the_documentation_of_dca(prepare, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_options_of_the_documentation_of_dca(prepare, cwd):
     result = prepare("--output_dir out --train_size 10 --val_size 5 --builtin_only")
     assert result.exit_code == 0, result.stderr
     assert len(rows("out/train.jsonl")) == 10

@@ -17,10 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("template", ["quickstart", "jsonl"])
-def test_a_template_is_written_and_valid(tmp_path, monkeypatch, template):
-    monkeypatch.chdir(tmp_path)
+def test_a_template_is_written_and_valid(cwd, template):
     rows = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(100)]
-    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (cwd / "problems.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     result = run("init", "mine.toml", "--template", template, code=0)
     assert "retrain train mine.toml" in result.stdout
     assert "retrain train mine.toml" in Path("mine.toml").read_text()
@@ -28,8 +27,7 @@ def test_a_template_is_written_and_valid(tmp_path, monkeypatch, template):
     assert (checked.exit_code, checked.stderr) == (0, "")
 
 
-def test_init_overwrites_on_demand_only(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_init_overwrites_on_demand_only(cwd):
     Path("run.toml").write_text("precious = 1\n")
     refused = run("init", code=2)
     assert "exists already" in refused.stderr
@@ -38,8 +36,7 @@ def test_init_overwrites_on_demand_only(tmp_path, monkeypatch):
     assert "precious" not in Path("run.toml").read_text()
 
 
-def test_init_writes_the_page_for_coding_agents(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_init_writes_the_page_for_coding_agents(cwd):
     assert run("init", "--skill").exit_code == 0
     page = Path(retrain.__file__).parents[1] / "docs" / "skill.md"
     assert Path("SKILL.md").read_text() == page.read_text()
@@ -129,8 +126,7 @@ def test_plugins_of_an_unknown_kind():
     assert "maxrl is a component of the kind advantage" in run("plugins", "maxrl").stderr
 
 
-def test_doctor_describes_this_machine(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_doctor_describes_this_machine(cwd):
     found = json.loads(run("doctor", "--json").stdout)
     assert found["torch"]["version"].startswith("2.")
     assert found["this directory"] == "writable"
@@ -154,8 +150,7 @@ def test_every_recipe_is_listed_with_what_it_is():
     assert all(len(line.split()) > 3 for line in listed)
 
 
-def test_a_recipe_becomes_a_file_that_is_valid_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_recipe_becomes_a_file_that_is_valid_anywhere(cwd):
     assert run("init", "mine.toml", "--template", "mix").exit_code == 0
     assert load("mine.toml").config.experts[0].path
     assert "retrain train mine.toml" in Path("mine.toml").read_text()
@@ -191,12 +186,11 @@ def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["advantage", "transform", "reward", "loss"])
-def test_a_plugin_is_written_with_a_run_file_and_a_test(tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_plugin_is_written_with_a_run_file_and_a_test(cwd, monkeypatch, kind):
+    monkeypatch.syspath_prepend(str(cwd))
     name = f"own_{kind}"
     assert run("init", "--plugin", kind, name).exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.py", f"{name}.toml", f"test_{name}.py"]
+    assert sorted(path.name for path in cwd.iterdir()) == [f"{name}.py", f"{name}.toml", f"test_{name}.py"]
     run("validate", f"{name}.toml", code=0)
     again = run("init", "--plugin", kind, name)
     assert (again.exit_code, "exists already" in again.output) == (2, True)

@@ -6,12 +6,11 @@ from retrain.config.load import load
 
 
 @pytest.fixture
-def loaded(tmp_path, monkeypatch):
+def loaded(cwd):
     """Loads run.toml of this text in the current directory, which is empty."""
-    monkeypatch.chdir(tmp_path)
 
     def go(text, *overrides):
-        (tmp_path / "run.toml").write_text(text)
+        (cwd / "run.toml").write_text(text)
         return load("run.toml", overrides)
 
     return go

@@ -23,13 +23,12 @@ class Breaks:
 
 
 @pytest.fixture
-def loaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_own_tools.py").write_text(MINE)
+def loaded(cwd):
+    (cwd / "my_own_tools.py").write_text(MINE)
 
     def go(name, text="", *overrides):
-        (tmp_path / "run.toml").write_text(HEAD.format(name) + text)
-        return load("run.toml", [f'plugins.search_paths=["{tmp_path}"]', *overrides])
+        (cwd / "run.toml").write_text(HEAD.format(name) + text)
+        return load("run.toml", [f'plugins.search_paths=["{cwd}"]', *overrides])
 
     return go
 

@@ -13,9 +13,8 @@ CASES = [pytest.param(group, case, id=group["about"]) for group in GROUPS for ca
 
 
 @pytest.fixture
-def answer(tmp_path, monkeypatch):
+def answer(cwd):
     """Run a command in a folder of its own with the files of a case; returns its lines on stderr and its exit code."""
-    monkeypatch.chdir(tmp_path)
 
     def go(command: str, group: Any, case: Any) -> tuple[list[str], int]:
         for name, text in {**group.get("files", {}), **case.get("files", {})}.items():
@@ -25,7 +24,7 @@ def answer(tmp_path, monkeypatch):
                 Path(name).write_text(text)
         Path("run.toml").write_text(case.get("toml", "").replace("HEAD\n", group.get("head", "")))
         result = invoke(command, "run.toml", *(f"--set={flag}" for flag in case.get("set", ())))
-        return [line.replace(str(tmp_path), "FOLDER") for line in result.stderr.splitlines() if line], result.exit_code
+        return [line.replace(str(cwd), "FOLDER") for line in result.stderr.splitlines() if line], result.exit_code
 
     return go
 

@@ -40,8 +40,7 @@ def run_small(code) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _in_a_folder_of_its_own(cwd):
     yield
     REGISTERED.pop(("advantage", "halves"), None)
 

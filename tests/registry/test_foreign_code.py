@@ -66,30 +66,27 @@ def test_the_plugins_of_the_working_directory_are_the_users_in_a_project_too(ins
     assert loads("mine_here.call", tmp_path)
 
 
-def test_a_function_that_a_file_of_the_user_imports_from_a_package_is_not_the_users(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_function_that_a_file_of_the_user_imports_from_a_package_is_not_the_users(cwd):
     Path("mine_borrowed.py").write_text("from os import system\nfrom shutil import rmtree\nfrom pathlib import Path\n")
     for name in ("system", "rmtree", "Path"):
-        assert not loads(f"mine_borrowed.{name}", tmp_path)
+        assert not loads(f"mine_borrowed.{name}", cwd)
     del sys.modules["mine_borrowed"]
 
 
 @pytest.mark.parametrize(
     "path", ["antigravity.geohash", "this.s", "venv.__main__.main", "idlelib.idle.main", "yaml.load"]
 )
-def test_installed_code_is_refused_before_it_is_imported(tmp_path, monkeypatch, path):
-    monkeypatch.chdir(tmp_path)
+def test_installed_code_is_refused_before_it_is_imported(cwd, path):
     module = path.rpartition(".")[0]
     before = module in sys.modules
-    with refused(tmp_path / "run"), pytest.raises(ForeignCodeError, match="neither a component nor a file"):
+    with refused(cwd / "run"), pytest.raises(ForeignCodeError, match="neither a component nor a file"):
         load_object(path, (), "reward")
     assert (module in sys.modules) == before
 
 
-def test_a_component_of_this_package_is_known_without_an_installation(tmp_path, monkeypatch):
+def test_a_component_of_this_package_is_known_without_an_installation(cwd, monkeypatch):
     """As with the checkout on PYTHONPATH, where no distribution names the package."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("retrain.registry.foreign_code.packages_distributions", dict)
     component = find("advantage", "grpo").target
-    with refused(tmp_path / "run"):
+    with refused(cwd / "run"):
         assert load_object(f"{component.__module__}.{component.__name__}", (), "advantage") is component

@@ -11,16 +11,15 @@ def module(folder, name, value):
     (folder / f"{name}.py").write_text(f"def f(rewards):\n    return [{value}.0] * len(rewards)\n")
 
 
-def test_plugins_are_searched_after_the_directory_itself_and_before_search_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    module(tmp_path / "plugins", "looked_up_below", 1)
-    module(tmp_path / "plugins", "looked_up_twice", 1)
-    module(tmp_path, "looked_up_twice", 2)
-    module(tmp_path / "others", "looked_up_below", 3)
-    others = [tmp_path / "others"]
+def test_plugins_are_searched_after_the_directory_itself_and_before_search_paths(cwd):
+    module(cwd / "plugins", "looked_up_below", 1)
+    module(cwd / "plugins", "looked_up_twice", 1)
+    module(cwd, "looked_up_twice", 2)
+    module(cwd / "others", "looked_up_below", 3)
+    others = [cwd / "others"]
     assert registry.find("advantage", "looked_up_below.f", others).target([0]) == [1.0]
     assert registry.find("advantage", "looked_up_twice.f").target([0]) == [2.0]
-    with pytest.raises(ComponentError, match=rf"searched in {tmp_path}, {tmp_path}/plugins\)") as caught:
+    with pytest.raises(ComponentError, match=rf"searched in {cwd}, {cwd}/plugins\)") as caught:
         registry.find("advantage", "looked_up_nowhere.f")
     assert "plugins/" in caught.value.fix
 

@@ -48,17 +48,16 @@ rollouts_every = 1
         ("verl_gsm8k", "", {"verl_rewards.compute_score_batched": "verl_batch"}),
     ],
 )
-def test_a_step_is_trained_on_files_of_others(tmp_path, monkeypatch, data, keys, rewards):
-    monkeypatch.chdir(tmp_path)
+def test_a_step_is_trained_on_files_of_others(cwd, data, keys, rewards):
     task, path = "jsonl", HERE / f"{data}.jsonl"
     if data.startswith("verl"):
         parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
         from pyarrow import Table
 
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        task, path = "parquet", tmp_path / "train.parquet"
+        task, path = "parquet", cwd / "train.parquet"
         parquet.write_table(Table.from_pylist(rows), path)
-    model = make_checkpoint(tmp_path / "model", chat=data in ("trl_chat", "verl_gsm8k"))
+    model = make_checkpoint(cwd / "model", chat=data in ("trl_chat", "verl_gsm8k"))
     named = "".join(f'[[rewards]]\nname = "{name}"\n' for name in rewards)
     Path("run.toml").write_text(RUN.format(task=task, path=path, keys=keys, here=HERE, rewards=named, model=model))
     forms = [form_of(bound.component).name for bound in load("run.toml").components.all("reward")]

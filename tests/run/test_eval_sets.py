@@ -34,14 +34,13 @@ def always(completion, answer):
 
 
 @pytest.fixture
-def sets(toml, tmp_path, monkeypatch):
+def sets(toml, cwd):
     """The small run with two sets: one of a file, three of whose four answers its reward takes for right."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "easy.py").write_text(EASY)
+    (cwd / "easy.py").write_text(EASY)
     answers = ["yes", "yes", "no", "yes"]
     lines = [json.dumps({"prompt": f"{number}+1?\n", "answer": answer}) for number, answer in enumerate(answers)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    toml.write_text(toml.read_text() + SETS.format(path=tmp_path / "rows.jsonl"))
+    (cwd / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    toml.write_text(toml.read_text() + SETS.format(path=cwd / "rows.jsonl"))
     return toml
 
 

@@ -29,14 +29,13 @@ def problem(n):
 
 
 @pytest.fixture
-def file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def file(cwd):
     for name, numbers in (("train", range(500, 524)), ("test", range(900, 908))):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(problem(n)) + "\n" for n in numbers))
+        (cwd / f"{name}.jsonl").write_text("".join(json.dumps(problem(n)) + "\n" for n in numbers))
     text = FILE.read_text().replace('name = "hub"', 'name = "jsonl"').replace("[hub]", "[jsonl]")
     text = re.sub(r'name = "openai/gsm8k".*\nconfig = .*\n', 'path = "train.jsonl"\n', text)
     text = text.replace('heldout_split = "test"', 'heldout_path = "test.jsonl"')
-    changed = tmp_path / "run.toml"
+    changed = cwd / "run.toml"
     changed.write_text(re.sub(r"problems = \d+", "problems = 4", text))
     return changed
 

@@ -18,12 +18,11 @@ tasks = [
 
 
 @pytest.fixture
-def toml(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def toml(cwd):
     pairs = [(f"{number} plus {number} =", 2 * number) for number in range(1, 31)]
     rows = [{"prompt": prompt, "answer": answer, "solution": f"so {answer}"} for prompt, answer in pairs]
-    (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    file = tmp_path / "run.toml"
+    (cwd / "words.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = cwd / "run.toml"
     file.write_text(TASKS + TOML)
     return file
 

@@ -93,10 +93,9 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_continued_by_its_own_co
 
 
 @pytest.mark.slow
-def test_each_command_needs_the_components_that_it_uses_and_no_others(train, tmp_path, monkeypatch):
+def test_each_command_needs_the_components_that_it_uses_and_no_others(train, cwd, monkeypatch):
     """The advantage stands in the notebook that trained, the reward in a file that is gone."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "paying.py").write_text("def paying(completion: str) -> float:\n    return len(completion) / 8\n")
+    (cwd / "paying.py").write_text("def paying(completion: str) -> float:\n    return len(completion) / 8\n")
 
     @retrain.advantage("halved")
     def halved(rewards, *, scale: float = 0.5):
@@ -106,7 +105,7 @@ def test_each_command_needs_the_components_that_it_uses_and_no_others(train, tmp
     run = train(*settings, "training.max_steps=1", "checkpoint.every=1")
     del REGISTERED["advantage", "halved"]
     reopen(run, (), silent, "scored").close()
-    (tmp_path / "paying.py").unlink()
+    (cwd / "paying.py").unlink()
     monkeypatch.delitem(sys.modules, "paying")
     for target in (run, run / "checkpoints" / "step-000001"):
         assert reopen(target, (), silent, "weights").steps == 1

@@ -116,21 +116,20 @@ def forget(run):
 
 
 @pytest.mark.slow
-def test_other_code_of_a_plugin_is_refused_unless_allowed(train, stopped, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "divisor.py").write_text("BY = 2\n")
-    (tmp_path / "parity_reward.py").write_text(
+def test_other_code_of_a_plugin_is_refused_unless_allowed(train, stopped, cwd):
+    (cwd / "divisor.py").write_text("BY = 2\n")
+    (cwd / "parity_reward.py").write_text(
         "from divisor import BY\n\ndef even(completion):\n    return float(len(completion) % BY == 0)\n"
     )
     reward = 'rewards=[{name = "parity_reward.even"}]'
     stopped(reward, steps=2)
-    before = content(tmp_path / "runs" / "run")
-    (tmp_path / "divisor.py").write_text("BY = 3\n")
+    before = content(cwd / "runs" / "run")
+    (cwd / "divisor.py").write_text("BY = 3\n")
     for module in ("divisor", "parity_reward"):
         del sys.modules[module]  # as in the new process that resumes
     with pytest.raises(ConfigError, match=r'plugins\.divisor: differs .*"\w+" -> "\w+"; --allow-change plugins'):
         train(reward, resume=Resume("auto"))
-    assert content(tmp_path / "runs" / "run") == before
+    assert content(cwd / "runs" / "run") == before
     said = []
     allowed = Resume("auto", allow_change=["plugins"])
     train(reward, resume=allowed, observe=lambda event, details: said.append(str(details)))

@@ -21,12 +21,11 @@ REMOVED = {"rollout": ("top_p", "top_k", "drain_timeout_s"), "eval": ("store",),
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(cwd):
     """Entered, with the model and runs/run, which SIGTERM stopped after two of four steps."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(STORED / "model", "model")
     shutil.copytree(STORED / "run", "runs/run")
-    return tmp_path
+    return cwd
 
 
 def test_the_stored_run_has_the_removed_keys_and_opens(folder):

@@ -145,8 +145,7 @@ params = {{ answer = "{answer}" }}
         ("{ min_terms = 2 }", "numbr", "run.toml:9:12: [[rewards.params]] answer: 'numbr' has 0 groups; use "),
     ],
 )
-def test_validate_says_where_a_mistake_is(config, answer, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_validate_says_where_a_mistake_is(config, answer, message, cwd):
     file = Path("run.toml")
     file.write_text(RUN.format(config=config, answer=answer))
     with pytest.raises(ConfigError, match=re.escape(message)):

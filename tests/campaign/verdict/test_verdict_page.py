@@ -96,15 +96,14 @@ def test_credit_is_that_of_every_conditions_own_pipeline_on_the_same_completions
     assert len({round(value, 5) for value, plan in zip(sepa, planning, strict=True) if not plan}) == 1
 
 
-def test_what_only_the_model_can_tell_is_said_and_left_out(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    directory = write_campaign(tmp_path / "a", **SMALL)
+def test_what_only_the_model_can_tell_is_said_and_left_out(cwd):
+    directory = write_campaign(cwd / "a", **SMALL)
     changes = {
         "maxrl": {"uncertainty_kind": "shannon_entropy", "transform_mode": "gtpo"},
         "maxrl+gtpo": {"advantage_mode": "gone.py:missing"},
         "maxrl+gtpo+hicra": {"transform_mode": "broken:credit"},
     }
-    (tmp_path / "broken.py").write_text("def credit(ctx):\n    raise ValueError('<b>no</b>')\n")
+    (cwd / "broken.py").write_text("def credit(ctx):\n    raise ValueError('<b>no</b>')\n")
     for label, change in changes.items():
         for file in directory.glob(f"cells/{label}/s*/config.resolved.json"):
             config = json.loads(file.read_text())

@@ -144,9 +144,8 @@ def late_half(advantages, response_mask):
 
 
 @pytest.mark.slow
-def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(trained, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(PLUGIN)
+def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(trained, cwd):
+    (cwd / "mine.py").write_text(PLUGIN)
     before = {file: file.stat().st_mtime_ns for file in trained.rglob("*") if file.name != "lock"}
     methods = "mine.doubled,mine.doubled+gtpo,grpo+mine.halved,mine.late_half,hicra,oracle"
     words = ["audit", str(trained), "--methods", methods, "--batches", "4", "--continuations", "2"]
@@ -165,13 +164,13 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     # Half the size is the same direction with the same noise.
     assert end["methods"]["grpo+mine.halved"]["effective_batch"]["value"] == pytest.approx(1, abs=1e-3)
     assert end["methods"]["mine.doubled+gtpo"] != end["methods"]["mine.doubled"]
-    drawn = {file.name for file in (tmp_path / "drawn").iterdir() if file.suffix == ".svg"}
+    drawn = {file.name for file in (cwd / "drawn").iterdir() if file.suffix == ".svg"}
     assert drawn == {"effective-batch-step-0.svg", "effective-batch-step-2.svg"}
-    page = (tmp_path / "audit.html").read_text()
+    page = (cwd / "audit.html").read_text()
     assert "Effective batch along the run" in page
     assert page.count("<h2>Step ") == 2
     assert "mine.late_half, against its weights shuffled within each row: " in page
-    tex = (tmp_path / "audit.tex").read_text()
+    tex = (cwd / "audit.tex").read_text()
     assert tex.count(r"\begin{tabular}{lrrrrr}") == 2
     assert r"mine.late\_half & " in tex
     assert {file: file.stat().st_mtime_ns for file in trained.rglob("*") if file.name != "lock"} == before

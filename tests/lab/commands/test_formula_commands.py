@@ -27,8 +27,7 @@ def test_verify_exits_with_1_when_a_property_fails(cli, monkeypatch):
 
 
 @pytest.fixture
-def rows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def rows(cwd):
     case = json.loads((Path(__file__).parents[2] / "data" / "vectors.json").read_text())["dca"][0]
     lists = {"group": "q", "rewards": case["input"]["correct"], "lengths": case["input"]["lengths"]}
     Path("rows.jsonl").write_text(json.dumps(lists))

@@ -121,21 +121,19 @@ def reward(completion, answer):
 
 
 @pytest.mark.slow
-def test_code_of_the_user_is_named_and_tried(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "explained_code.py").write_text(PLUGINS)
+def test_code_of_the_user_is_named_and_tried(cwd):
+    (cwd / "explained_code.py").write_text(PLUGINS)
     text = '[algorithm]\nadvantage_mode = "explained_code.advantage"\n[[rewards]]\nname = "explained_code.reward"\n'
-    found = facts(tmp_path, text)
+    found = facts(cwd, text)
     assert found["imported"] == ["reward explained_code.reward", "advantage explained_code.advantage"]
     row = next(row for row in found["components"] if row.get("advantage"))
-    assert row["from"] == f"{tmp_path / 'explained_code.py'} (dotted path)"
+    assert row["from"] == f"{cwd / 'explained_code.py'} (dotted path)"
     assert found["probe"]["credit and loss"].startswith("ok")
 
 
-def test_a_failing_component_is_shown_not_raised(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "failing_code.py").write_text(PLUGINS)
-    probe = facts(tmp_path, '[algorithm]\nadvantage_mode = "failing_code.broken"\n')["probe"]
+def test_a_failing_component_is_shown_not_raised(cwd):
+    (cwd / "failing_code.py").write_text(PLUGINS)
+    probe = facts(cwd, '[algorithm]\nadvantage_mode = "failing_code.broken"\n')["probe"]
     assert probe["credit and loss"].startswith("failed: ")
     assert "broken" in probe["credit and loss"]
 

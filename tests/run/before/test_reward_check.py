@@ -62,9 +62,8 @@ def test_what_the_built_in_rewards_promise(tmp_path):
     assert [form for form, values in right.items() if not values["number"]] == ["before reasoning"]
 
 
-def test_a_hole_is_found(check, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "echo_reward.py").write_text(HOLE)
+def test_a_hole_is_found(check, cwd):
+    (cwd / "echo_reward.py").write_text(HOLE)
     text = '[reward_pool]\nworkers = 0\n[[rewards]]\nname = "echo_reward.echo"\n'
     done = check(text, "--rows", "3")
     assert done.exit_code == 1
@@ -74,9 +73,8 @@ def test_a_hole_is_found(check, tmp_path, monkeypatch):
     assert check(text, "--allow", "prompt").exit_code == 2
 
 
-def test_a_wrong_answer_that_is_paid_less_than_a_right_one_is_marked(check, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "generous.py").write_text(
+def test_a_wrong_answer_that_is_paid_less_than_a_right_one_is_marked(check, cwd):
+    (cwd / "generous.py").write_text(
         "def generous(completion: str, answer: str) -> float:\n    return 1.0 if answer in completion else 0.2\n"
     )
     done = check('[reward_pool]\nworkers = 0\n[[rewards]]\nname = "generous.generous"\n', "--rows", "2")
@@ -85,11 +83,10 @@ def test_a_wrong_answer_that_is_paid_less_than_a_right_one_is_marked(check, tmp_
     assert "+ wrong, and paid more than the lowest value and 0" in done.output
 
 
-def test_a_reward_that_fails(check, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_reward_that_fails(check, cwd):
     code = "def long(completion):\n    return 1 / (len(completion) > LENGTH) - 1\n"
     for name, length in (("failing_always", 10**6), ("failing_once", 0)):
-        (tmp_path / f"{name}.py").write_text(code.replace("LENGTH", str(length)))
+        (cwd / f"{name}.py").write_text(code.replace("LENGTH", str(length)))
     text = '[reward_pool]\nworkers = 0\n[[rewards]]\nname = "NAME.long"\n'
     done = check(text.replace("NAME", "failing_always"), "--rows", "1")
     assert done.exit_code == 1

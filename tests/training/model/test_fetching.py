@@ -148,10 +148,9 @@ def test_a_configuration_names_the_command_while_the_model_is_not_there(model, t
 
 
 @pytest.mark.slow
-def test_a_run_starts_from_it_is_resumed_and_exported(model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_starts_from_it_is_resumed_and_exported(model, cwd):
     fetch(model, silent)
-    (tmp_path / "run.toml").write_text(RUN)
+    (cwd / "run.toml").write_text(RUN)
     shown = retrain("explain", "run.toml")
     assert (shown.exit_code, "parameters" in shown.output) == (0, True), shown.output
     retrain("train", "run.toml", "--plain", code=0)
@@ -168,12 +167,12 @@ def test_a_run_starts_from_it_is_resumed_and_exported(model, tmp_path, monkeypat
         code=0,
     )
     retrain("export", "runs/run", "out", code=0)
-    card: Any = ModelCard.load(tmp_path / "out" / "README.md")
+    card: Any = ModelCard.load(cwd / "out" / "README.md")
     assert (card.data.base_model, card.data.license) == ("org/Small", "apache-2.0")
     assert "`org/Small` (quantized to 4 bits and back), trained with 3 steps" in card.text
-    adapter = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    adapter = json.loads((cwd / "out" / "adapter" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == str(model.directory)
-    adapter_card: Any = ModelCard.load(tmp_path / "out" / "adapter" / "README.md")
+    adapter_card: Any = ModelCard.load(cwd / "out" / "adapter" / "README.md")
     assert adapter_card.data.base_model == "org/Small"
     assert retrain("eval", "runs/run").exit_code == 0
 
