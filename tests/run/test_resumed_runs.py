@@ -49,7 +49,7 @@ RUNS = {
     "oracle": (("algorithm.algorithm_mode=oracle", "oracle.continuations=2"), "grad/norm", 4),
     "vine": (("algorithm.algorithm_mode=vine", "vine.continuations=2"), "grad/norm", 4),
     "remax, ahead": (("algorithm.advantage_mode=remax", *AHEAD), "grad/norm", 1),
-    "sepa, ahead": ((*SEPA[:3], *AHEAD), "sepa/lambda", 2),
+    "sepa, ahead": ((*SEPA, *AHEAD), "sepa/lambda", 2),
     "resampling, ahead": (
         ("algorithm.filter=accuracy_band", "rollout.resample=uninformative", "rollout.max_resample=2", *AHEAD),
         *("rollout/completions", 4),
