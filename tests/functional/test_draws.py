@@ -15,24 +15,22 @@ pytestmark = pytest.mark.numeric
 QUARTERS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
 
 
-@pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.49, 0), (0.51, 1), (0.76, 2), (0.999, 3)])
-def test_the_first_token_whose_cumulated_probability_exceeds_the_number(uniform, token):
-    tokens, logprobs = draw(QUARTERS, torch.tensor([uniform]), 1.0, 0, 1.0)
+@pytest.mark.parametrize(
+    ("uniform", "temperature", "top_k", "token", "probability"),
+    [
+        *((0.0, 1.0, 0, 0, 1 / 2), (0.49, 1.0, 0, 0, 1 / 2), (0.51, 1.0, 0, 1, 1 / 4), (0.76, 1.0, 0, 2, 1 / 8)),
+        (0.999, 1.0, 0, 3, 1 / 8),
+        # At temperature 1/2 the probabilities are squared: 16, 4, 1, 1 of 22; of the first two, 16 and 4 of 20.
+        (0.9, 0.5, 2, 1, 4 / 20),
+        (0.9, 0.0, 1, 0, 1 / 2),  # greedy ignores truncation and reports temperature one
+    ],
+)
+def test_the_first_token_whose_cumulated_probability_exceeds_the_number(
+    uniform, temperature, top_k, token, probability
+):
+    tokens, logprobs = draw(QUARTERS, torch.tensor([uniform]), temperature, top_k, 1.0)
     assert tokens.tolist() == [token]
-    assert logprobs.item() == pytest.approx(QUARTERS[0, token].item())
-
-
-def test_temperature_and_truncation_are_in_the_logprob():
-    # At temperature 1/2 the probabilities are squared: 16, 4, 1, 1 of 22; of the first two, 16 and 4 of 20.
-    tokens, logprobs = draw(QUARTERS, torch.tensor([0.9]), 0.5, 2, 1.0)
-    assert tokens.tolist() == [1]
-    assert logprobs.item() == pytest.approx(math.log(4 / 20))
-
-
-def test_greedy_ignores_truncation_and_reports_temperature_one():
-    tokens, logprobs = draw(QUARTERS, torch.tensor([0.9]), 0.0, 1, 1.0)
-    assert tokens.tolist() == [0]
-    assert logprobs.item() == pytest.approx(math.log(0.5))
+    assert logprobs.item() == pytest.approx(math.log(probability))
 
 
 def test_top_p_keeps_the_fewest_that_hold_the_mass():

@@ -29,16 +29,13 @@ def test_the_definition_of_every_task_is_that_of_the_version(name, loaded):
     assert premises.FROZEN[name] == found, hint
 
 
-@pytest.mark.parametrize("line", ["[strategy]\np_quick = 0.61", "[training]\nmax_steps = 59", "[eval]\nproblems = 511"])
-def test_a_setting_that_the_testbed_decides_is_part_of_the_definition(loaded, line):
-    assert premises.sha256(loaded("strategy", line)) != premises.FROZEN["strategy"]
+DECIDED = "[strategy]\np_quick = 0.61", "[training]\nmax_steps = 59", "[eval]\nproblems = 511"
+FREE = "[optimizer]\nlr = 1e-4", '[algorithm]\nadvantage_mode = "maxrl"', "[training]\nseed = 3"
 
 
-@pytest.mark.parametrize(
-    "line", ["[optimizer]\nlr = 1e-4", '[algorithm]\nadvantage_mode = "maxrl"', "[training]\nseed = 3"]
-)
-def test_what_belongs_to_a_method_or_a_run_is_not(loaded, line):
-    assert premises.sha256(loaded("strategy", line)) == premises.FROZEN["strategy"]
+@pytest.mark.parametrize("line", [*DECIDED, *FREE])
+def test_what_the_testbed_decides_is_part_of_the_definition_and_a_method_or_a_run_is_not(loaded, line):
+    assert (premises.sha256(loaded("strategy", line)) == premises.FROZEN["strategy"]) == (line in FREE)
 
 
 def test_other_problems_are_another_definition(loaded, monkeypatch):

@@ -1,6 +1,7 @@
 """A judge that sees all completions of a prompt: scores, rankings, and completions that try to write its answer."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
@@ -153,16 +154,6 @@ SCORED = {
 }
 
 
-@pytest.mark.parametrize("answer", SCORED)
-def test_scores_are_the_whole_last_line(answer):
-    wanted = SCORED[answer]
-    if isinstance(wanted, dict):
-        assert scores_in(answer, MARKS) == wanted
-        return
-    with pytest.raises(ValueError, match=re.escape(wanted)):
-        scores_in(answer, MARKS)
-
-
 RANKED = {
     "Ranking: CD45 > AB23 > EF67": {"CD45": 1.0, "AB23": 0.5, "EF67": 0.0},
     "Well.\n**Ranking: [EF67] > `cd45` > AB23**": {"EF67": 1.0, "CD45": 0.5, "AB23": 0.0},
@@ -174,14 +165,12 @@ RANKED = {
 }
 
 
-@pytest.mark.parametrize("answer", RANKED)
-def test_ranks_are_the_whole_last_line(answer):
-    wanted = RANKED[answer]
-    if isinstance(wanted, dict):
-        assert ranks_in(answer, [*MARKS, "EF67"]) == wanted
-        return
-    with pytest.raises(ValueError, match=re.escape(wanted)):
-        ranks_in(answer, [*MARKS, "EF67"])
+@pytest.mark.parametrize(("answer", "wanted"), [*SCORED.items(), *RANKED.items()])
+def test_scores_and_ranks_are_the_whole_last_line(answer, wanted):
+    ranked = answer in RANKED
+    expected = nullcontext() if isinstance(wanted, dict) else pytest.raises(ValueError, match=re.escape(wanted))
+    with expected:
+        assert (ranks_in(answer, [*MARKS, "EF67"]) if ranked else scores_in(answer, MARKS)) == wanted
 
 
 def test_a_score_beyond_the_scale_fails_the_group():

@@ -73,14 +73,11 @@ def test_duplicate_ids_name_both_places(tmp_path):
     assert f'{path}:2: id "7" is taken by {path}:1' in failure(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n \n"])
-def test_an_empty_file(tmp_path, content):
-    assert "no rows" in failure(write(tmp_path / "data.jsonl", [content]))
-
-
-@pytest.mark.parametrize("name", ["missing.jsonl", "."])
-def test_a_file_that_cannot_be_read(tmp_path, name):
-    assert "cannot be read" in failure(str(tmp_path / name))
+def test_a_file_that_is_empty_or_cannot_be_read(tmp_path):
+    for content in (b"", b"\n\n \n"):
+        assert "no rows" in failure(write(tmp_path / "data.jsonl", [content]))
+    for name in ("missing.jsonl", "."):
+        assert "cannot be read" in failure(str(tmp_path / name))
 
 
 def test_skipping_counts_and_has_a_ceiling(tmp_path, caplog):

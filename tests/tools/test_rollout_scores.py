@@ -135,16 +135,14 @@ def test_problems_are_paired_by_id_whatever_their_order(tmp_path):
     assert facts["paired"]["pass@1"]["value"] == 0.5
 
 
-def test_two_answers_to_one_problem_are_refused(tmp_path):
-    with pytest.raises(DataError, match="different problems"):
-        compare(*paired(tmp_path, [row("1", "1")], [row("2", "2")]))
-
-
-def test_nothing_in_common_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no problem in common"):
-        compare(*paired(tmp_path, [row("1", "1", id="a")], [row("1", "1", id="b")]))
-
-
-def test_an_id_that_occurs_twice_is_refused(tmp_path):
-    with pytest.raises(DataError, match="is taken by"):
-        compare(*paired(tmp_path, [row("1", "1", id="a")] * 2, [row("1", "1", id="a")]))
+@pytest.mark.parametrize(
+    ("ours", "theirs", "problem"),
+    [
+        ([row("1", "1")], [row("2", "2")], "different problems"),
+        ([row("1", "1", id="a")], [row("1", "1", id="b")], "no problem in common"),
+        ([row("1", "1", id="a")] * 2, [row("1", "1", id="a")], "is taken by"),
+    ],
+)
+def test_problems_that_cannot_be_paired_are_refused(tmp_path, ours, theirs, problem):
+    with pytest.raises(DataError, match=problem):
+        compare(*paired(tmp_path, ours, theirs))
