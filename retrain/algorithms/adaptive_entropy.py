@@ -55,14 +55,15 @@ class EntropyCoefficient(StatefulComponent):
 
     def __call__(self, entropy: Tensor, response_mask: Tensor) -> tuple[float, Metrics]:
         """Return alpha, and the metric entropy_coefficient/alpha."""
+        # c keeps its value while the bonus is off, so that a later bonus continues where the last one ended.
         alpha = self.value if self._is_low(entropy, response_mask) else 0.0
         return alpha, {"entropy_coefficient/alpha": alpha}
 
     def after(self, batch: Batch) -> Metrics:
-        """Increase c if the entropy is at most the target, otherwise decrease it; expert rows do not count."""
-        mask = batch.response_mask & ~batch.is_expert[:, None]
-        change = self.delta if self._is_low(batch.column("entropy"), mask) else -self.delta
-        self.value = min(max(self.value + change, self.lowest), self.highest)
+        """Increase c if the entropy is at most the target, otherwise decrease it; without tokens it stays."""
+        if bool(batch.response_mask.any()):  # the mean over no tokens, 0, would count as low
+            change = self.delta if self._is_low(batch.column("entropy"), batch.response_mask) else -self.delta
+            self.value = min(max(self.value + change, self.lowest), self.highest)
         return {}
 
     def _is_low(self, entropy: Tensor, mask: Tensor) -> bool:

@@ -76,22 +76,28 @@ class SepaLambda(StatefulComponent):
             return 0.0
         start = self._opened_at if self.ramp_from == "gate" else 0
         linear = ramp(step, start, self.steps, self.delay_steps, self.total_steps)
+        # Without an initial variance above 0 a collapse cannot be measured.
         if self.schedule == "linear" or self._variance is None or not self._initial:
             return linear
+        # The greater of both: a collapse may only speed the schedule up.
         return max(linear, 1 - min(self._variance / self._initial / _COLLAPSE, 1.0))
 
     def before(self, batch: Batch) -> Metrics:
         """Open the gate if enough of this batch is correct."""
-        policy = ~batch.is_expert
-        rate = float(batch.correct[policy].double().mean()) if bool(policy.any()) else 0.0
+        # float64, in which 4/5 equals the number 0.8, so that a rate on the threshold opens the gate.
+        rate = float(batch.correct.double().mean())
         if self._opened_at is None and rate >= self.correct_rate_gate:
             self._opened_at = batch.step
         return {}
 
     def after(self, batch: Batch) -> Metrics:
-        """Update the moving average of the variance with this batch's execution tokens."""
-        execution = batch.response_mask & ~batch.column("planning_mask").bool() & ~batch.is_expert[:, None]
+        """Update the moving average of the variance with this batch's execution tokens, if it has some."""
+        execution = batch.response_mask & ~batch.column("planning_mask").bool()
+        # The variance of no tokens, 0, would count as a collapse.
+        if not bool(execution.any()):
+            return {}
         variance = float(F.masked.masked_variance(batch.column("uncertainty"), execution))
+        # Started at the first variance: an average started at 0 would look like a collapse.
         previous = variance if self._variance is None else self._variance
         self._variance = _DECAY * previous + (1 - _DECAY) * variance
         self._seen += 1
@@ -123,6 +129,7 @@ def ramp(step: int, start: int, steps: int | str, delay: int | str, total: int) 
     """
     start += total // 20 if isinstance(delay, str) else delay
     if isinstance(steps, str):
+        # At least one step, if the gate opens in the last fifth of the run.
         steps = max(total * 4 // 5 - start, 1)
     return min(max(step - start, 0) / steps, 1.0) if steps else 0.0
 

@@ -59,6 +59,13 @@ def test_a_checkpoint_continues():
     assert list(alphas(second, [0.1, 0.1])) == list(alphas(first, [0.1, 0.1])) == pytest.approx([0.1, 0.2])
 
 
+def test_a_batch_without_tokens_has_no_low_entropy():
+    component = EntropyCoefficient(delta=0.1, initial=0.3)
+    made = batch(0.1)
+    component.after(made.replace(response_mask=made.response_mask & False))
+    assert component.state_dict() == {"value": 0.3}
+
+
 def test_the_term_is_the_bonus_of_response_tokens():
     entropy = batch(0.2).column("entropy").requires_grad_()
     value = adaptive_entropy(entropy, MASK, 0.5)

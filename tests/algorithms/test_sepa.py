@@ -67,18 +67,6 @@ def test_gate_opens_once_and_starts_the_ramp():
     assert run(schedule(steps=2, delay_steps=0), 4, [0.0] * 4) == [0, 0, 0, 0]
 
 
-def test_expert_rows_do_not_open_the_gate():
-    part = schedule(correct_rate_gate=0.5)
-    batch = step_batch(0, 0.5)
-    expert = batch.replace(is_expert=batch.correct)
-    part.before(expert)
-    assert part.state_dict()["opened_at"] is None
-    part.before(batch.replace(is_expert=torch.ones(10, dtype=torch.bool)))
-    assert part.state_dict()["opened_at"] is None
-    part.before(batch)
-    assert part.state_dict()["opened_at"] == 0
-
-
 def test_auto_follows_the_collapse_of_execution_variance():
     part = schedule(schedule="auto", steps=0, warmup_steps=2, correct_rate_gate=0.0)
     assert run(part, 4) == [0, 0, 0, 0]
@@ -93,6 +81,14 @@ def test_auto_follows_the_collapse_of_execution_variance():
 def test_auto_without_variance_is_linear():
     part = schedule(schedule="auto", steps=10, delay_steps=0, warmup_steps=1)
     assert run(part, 3, uncertainty=(2.0, 2.0, 9.0)) == pytest.approx([0, 0.1, 0.2])
+
+
+def test_a_batch_without_execution_tokens_is_no_collapse():
+    part = schedule(schedule="auto", warmup_steps=2)
+    run(part, 5)
+    state = part.state_dict()
+    part.after(step_batch(5, planning=(1, 1, 1)))
+    assert part.state_dict() == state
 
 
 def test_state_survives_a_checkpoint():
