@@ -22,8 +22,6 @@ class RetrainError(Exception):
 class UserCodeError(RetrainError):
     """The user's plug-in, reward or task raised an exception or returned an invalid value (exit 1)."""
 
-    exit_code = 1
-
 
 @dataclass(frozen=True)
 class ConfigProblem:
@@ -63,6 +61,7 @@ class ConfigError(RetrainError):
 
     def __init__(self, problems: list[ConfigProblem]) -> None:
         self.problems = problems
+        # 2 goes before 3: the configuration is fixed first, because it names the data.
         self.exit_code = min((problem.exit_code for problem in problems), default=2)
         super().__init__("\n".join(str(problem) for problem in problems))
 
@@ -108,21 +107,22 @@ class MissingExtraError(ComponentError):
 
 def install(extra: str) -> str:
     """Return the pip command that installs an extra; in a clone, it names the clone."""
+    # An installed package lies in site-packages, which has no pyproject.toml.
     clone = Path(__file__).parents[1]
     in_clone = (clone / "pyproject.toml").is_file()
     return f"pip install -e '{clone}[{extra}]'" if in_clone else f"pip install 'retrain-rl[{extra}]'"
 
 
-def did_you_mean(word: str, known: Sequence[str], otherwise: str = "", cutoff: float = 0.6) -> str:
-    """Return a suggestion of the known word that is most similar to an unknown one.
+def did_you_mean(word: str, choices: Sequence[str], otherwise: str = "", cutoff: float = 0.6) -> str:
+    """Return a suggestion of the choice that is most similar to an unknown word.
 
     Args:
         word: the unknown word.
-        known: the known words.
-        otherwise: result if no known word is similar enough.
+        choices: the words that exist.
+        otherwise: result if no choice is similar enough.
         cutoff: minimum similarity in [0, 1].
     """
-    near = get_close_matches(word, known, 1, cutoff)
+    near = get_close_matches(word, choices, 1, cutoff)
     return f'did you mean "{near[0]}"?' if near else otherwise
 
 

@@ -35,6 +35,7 @@ class Metric:
     def matches(self, name: str) -> bool:
         """Return True if `name` is this metric, or has any text in place of a placeholder."""
         words = re.split(r"\{\w+\}", self.name)
+        # A placeholder stands for the name of a component, which may contain a slash but is never empty.
         return re.fullmatch(".+".join(map(re.escape, words)), name) is not None
 
 
@@ -51,5 +52,6 @@ def metrics() -> Mapping[str, Metric]:
 
 def find_metric(name: str) -> Metric | None:
     """Return the metric with a name as in metrics.jsonl, such as `loss/kl`; a name without placeholder goes first."""
-    every = metrics()
-    return every.get(name) or next((metric for metric in every.values() if metric.matches(name)), None)
+    by_name = metrics()
+    # Exact names first: `loss/kl` is also matched by `loss/{loss}`.
+    return by_name.get(name) or next((metric for metric in by_name.values() if metric.matches(name)), None)

@@ -106,12 +106,14 @@ class CheckpointRows:
     """
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
-        self.parts, self.count = parts, sum(map(len, parts))
+        self.parts = parts
+        self.count = sum(map(len, parts))
 
     def between(self, first: int, end: int) -> Tensor:
         """Return the rows `first` to `end` (exclusive) as a new tensor."""
-        import torch
+        import torch  # here, because a check of a configuration imports this module and not torch
 
+        # One more start than parts, the total, which `zip` drops.
         starts = accumulate(map(len, self.parts), initial=0)
         return torch.cat(
             [part[max(0, first - s) : max(0, end - s)] for s, part in zip(starts, self.parts, strict=False)]
@@ -158,6 +160,7 @@ class Ranks:
 
     def only_on_rank0(self, build: Callable[[], T]) -> T | None:
         """Call `build` only on rank 0. Return its result there and None elsewhere; raise its error on every rank."""
+        # Not the result of `on_rank0`, which is sent to every rank: an engine cannot be pickled.
         built: list[T] = []
 
         def keep() -> None:
@@ -382,7 +385,9 @@ class StatefulComponent(Protocol):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        # A class that only inherits the defaults has nothing to save.
         cls.stateful = cls.state_dict is not StatefulComponent.state_dict
+        # True if exactly one of both is defined.
         if cls.stateful is (cls.load_state_dict is StatefulComponent.load_state_dict):
             problem = f"{cls.__name__} has only one of state_dict and load_state_dict"
             raise ComponentError(problem, "write both, or neither if there is nothing to save")

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Written out, because this module does not import torch.
 _FLOAT32_MAX = 3.4028234663852886e38
+# Its square is 1e30, so float32 holds the sum over a hundred million rows.
 _LARGEST_REWARD = 1e15
 REWARD_RANGE = "from -1e15 to 1e15"
 """Range of `is_reward`, as text for messages."""
@@ -33,6 +35,7 @@ def fits_float32(value: float) -> bool:
 
 def is_reward(value: float) -> bool:
     """Return whether a number can be a reward: finite, and not so large that sums of its squares overflow float32."""
+    # False for NaN, too: it compares as false with every number.
     return abs(value) <= _LARGEST_REWARD
 
 
@@ -95,7 +98,7 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
     continued: bool = False
-    vocabulary: int = 1 << 31
+    vocabulary: int = 1 << 31  # more ids than any model has
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +249,7 @@ class Rollout:
     @property
     def truncated(self) -> bool:
         """True if a token limit ended the episode."""
+        # A turn of an episode may be cut off at its own limit and the episode still go on.
         return self.ended in ("tokens", "context") if self.ended else self.finish_reason == "length"
 
     @property
@@ -279,12 +283,15 @@ class Rollout:
         """
         of_turns = sum(turn.reward for turn in self.turns)
         if correct is None:
-            correct = (value + of_turns if "env" in parts else next(iter(parts.values())) or 0.0) > 0.5
+            # An environment's single reward has the part "env"; it may come in turns, so the whole of it counts.
+            judged = value + of_turns if "env" in parts else next(iter(parts.values()))
+            correct = (judged or 0.0) > 0.5
         parts = {**parts, "turns": of_turns} if of_turns else dict(parts)
         return dataclasses.replace(self, reward=value + of_turns, parts=parts, correct=correct)
 
     def row(self) -> dict[str, Any]:
         """Convert to a JSON row."""
+        # Properties are not fields, and readers of the file need them.
         last = {"finish_reason": self.finish_reason, "weights_version": self.weights_version}
         row: dict[str, Any] = dataclasses.asdict(self) | last
         for turn in row["turns"]:
@@ -295,7 +302,9 @@ class Rollout:
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Rollout:
         """Restore a rollout from the result of `row`."""
+        # Rows of earlier versions lack newer fields, which have defaults.
         fields: dict[str, Any] = {f.name: row[f.name] for f in dataclasses.fields(cls) if f.name in row}
+        # JSON has lists, and the fields are tuples, which are hashable.
         for name in ("prompt_ids", "completion_ids", "sampler_logprobs"):
             fields[name] = tuple(row[name])
         turns: Any = [turn | {"versions": tuple(turn.get("versions", ()))} for turn in row["turns"]]
@@ -383,8 +392,10 @@ class Batch:
 
     def __post_init__(self) -> None:
         if cast("Any", self.turn_ids) is None:
+            # Operations on existing tensors give the device and need no import of torch.
             remaining = self.response_mask.flip(-1).cumsum(-1).flip(-1)
             last = self.response_mask & (remaining == 1)
+            # The class is frozen, so only `object` can still set its fields.
             object.__setattr__(self, "turn_ids", remaining * 0)
             object.__setattr__(self, "turn_rewards", self.rewards[:, None].where(last, 0.0))
         if cast("Any", self.anchor_ids) is None:
@@ -407,16 +418,17 @@ class Batch:
 
     def rows(self, index: Tensor) -> Batch:
         """Return a batch of the rows `index` [n] (int64), with padding removed that none of them needs."""
+        # At least one column: models and reductions do not accept tensors of width 0.
         longest = max(1, int(self.attention_mask[index].sum(-1).max())) if len(index) else 1
         shape = self.input_ids.shape
 
         def pick(value: Any) -> Any:
+            # Columns may also be numbers and dicts, which belong to the whole batch.
             value_shape = getattr(value, "shape", ())
             if value_shape == shape:
                 return value[index, :longest]
-            return (
-                value[index] if value_shape[:1] == shape[:1] else value
-            )  # values without a row dimension are unchanged
+            has_rows = value_shape[:1] == shape[:1]
+            return value[index] if has_rows else value
 
         fields = {name: pick(getattr(self, name)) for name in BASE_COLUMNS - {"reward_parts"}}
         fields["reward_parts"] = self.reward_parts[index]  # its second dimension is rewards, not tokens

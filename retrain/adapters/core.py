@@ -51,12 +51,14 @@ def compute_advantage(
         ValueError: columns differ in length or are not flat, a value is not finite, or a length is negative.
     """
     values = _column("rewards", rewards)
+    # Booleans and integers have no mean.
     values = values if values.is_floating_point() else values.float()
     columns: dict[str, Any] = {"rewards": values, "group_ids": _group_numbers(group_ids, values)}
     columns["correct"] = values > 0.5 if correct is None else _column("correct", correct).to(values.device).bool()
     if lengths is not None:
         columns["lengths"] = _column("lengths", lengths).to(values.device).long()
         _check_none("lengths", columns["lengths"] < 0, "is negative; give the number of response tokens")
+        # At least 1, because some advantages divide by it.
         columns["max_tokens"] = max_tokens or int(max([1, *columns["lengths"].tolist()]))
     for name, column in columns.items():
         if name != "max_tokens" and column.shape != (len(values),):
@@ -82,6 +84,7 @@ def score(reward: str, params: Mapping[str, Any], item: Mapping[str, Any]) -> Sc
     Raises:
         ComponentError: the reward is unknown, or reads a name that is not in `item`.
     """
+    # As JSON, because a dict cannot be the key of a cache.
     reads, call = _reward_scorer(reward, json.dumps(dict(params), sort_keys=True))
     if missing := [name for name in reads if name not in item]:
         readable = f"here a reward can read {', '.join(item)}"
@@ -98,7 +101,9 @@ def _reward_scorer(reward: str, params: str) -> tuple[tuple[str, ...], Callable[
         reward: name or dotted path.
         params: its parameters as JSON.
     """
-    bound, lock = bind("reward", reward, json.loads(params)), Lock()
+    bound = bind("reward", reward, json.loads(params))
+    lock = Lock()  # trainers score in several threads, and the pool serves one call at a time
+    # max_failed = 1: the caller sees each failure in its score and decides itself.
     pool = RewardPool([(bound, 1.0)], max_failed=1.0)
     atexit.register(pool.close)
 
@@ -111,6 +116,7 @@ def _reward_scorer(reward: str, params: str) -> tuple[tuple[str, ...], Callable[
 
 def _call(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
     if bound.component.contract == "lists":
+        # A plain function of a list is called once per group.
         return call_lists(bound, columns)
     if missing := [name for name in bound.reads if name not in columns]:
         raise ComponentError(
@@ -118,6 +124,7 @@ def _call(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
             f"it is called with: {', '.join(columns)}",
         )
     result = bound(*(columns[name] for name in bound.reads))
+    # Some advantages also return metrics, for which other trainers have no place here.
     return (result[0] if isinstance(result, tuple) else result).to(columns["rewards"].dtype)
 
 
@@ -152,8 +159,10 @@ def _group_numbers(group_ids: Sequence[Any] | Tensor | None, rewards: Tensor) ->
 
     if group_ids is None:
         return torch.zeros(len(rewards), dtype=torch.long, device=rewards.device)
+    # As Python values: verl's ids are texts in a numpy array.
     listed: list[Any] = group_ids.tolist() if hasattr(group_ids, "tolist") else list(group_ids)  # pyright: ignore[reportAttributeAccessIssue]
     if nested := [index for index, group in enumerate(listed) if isinstance(group, list | dict | set)]:
         raise ValueError(f"group_ids[{nested[0]}] is not a single id; give one per completion, in a flat list")
+    # In order of appearance, so that equal inputs give equal numbers.
     numbers = {group: number for number, group in enumerate(dict.fromkeys(listed))}
     return torch.tensor([numbers[group] for group in listed], dtype=torch.long, device=rewards.device)

@@ -93,7 +93,8 @@ def length_score_z_sigmoid(correct_mask: Sequence[bool] | Tensor, lengths: Seque
 
     from retrain.algorithms.dca import length_scores
 
-    correct, tokens = torch.as_tensor(correct_mask).bool(), torch.as_tensor(lengths)
+    correct = torch.as_tensor(correct_mask).bool()
+    tokens = torch.as_tensor(lengths)
     group = torch.zeros(len(correct), dtype=torch.long, device=correct.device)
     return length_scores(correct, tokens, group).where(correct, 0.0)
 
@@ -117,7 +118,8 @@ def rewards_coupled_lp(
     """
     import torch
 
-    correct, tokens = torch.as_tensor(correct_mask).bool(), torch.as_tensor(lengths).double()
+    correct = torch.as_tensor(correct_mask).bool()
+    tokens = torch.as_tensor(lengths).double()
     if tokens.shape != correct.shape or not bool(((tokens >= 0) & tokens.isfinite()).all()):
         raise ValueError(f"lengths are not {len(correct)} numbers of tokens")
     return (1 - gamma * tokens).where(correct, 0.0)
@@ -205,6 +207,7 @@ reward_for_slime = reward_for_verl
 
 def compute_accuracy(correct: Sequence[Sequence[bool]]) -> float:
     """pass@1: share of problems whose first completion is correct; 0 if there are no problems."""
+    # A problem without completions is not solved, and still counts.
     return sum(len(row) > 0 and bool(row[0]) for row in correct) / len(correct) if len(correct) else 0.0
 
 

@@ -37,6 +37,7 @@ def grpo_trainer(
         ConfigError: another setting is invalid.
     """
     if mode is not None:
+        # First, because its message names the parameter as the caller wrote it.
         bind("advantage", mode, params)
     load_credit(mode, params, transform, tables)
     base = importlib.import_module("trl").GRPOTrainer
@@ -68,6 +69,7 @@ class AdvantageMixin:
 
         trainer: Any = super()
         rewards = trainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        # The rewards that TRL returns are those of all processes, so the lengths must be as well.
         lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=rewards.device)
         self._retrain_seen = (rewards, self._retrain_trainer.accelerator.gather(lengths))
         return rewards
@@ -81,11 +83,13 @@ class AdvantageMixin:
         else:
             advantages = self._retrain_token_advantages(output)
             logged = advantages.sum(-1) / (advantages != 0).sum(-1).clamp(min=1)
+        # TRL has already logged its own advantages, which these replace.
         log = self._retrain_trainer._logs["advantages"]
         for _ in range(min(len(log), len(advantages))):
             log.pop()
         log.extend(logged.tolist())
         count = len(output["advantages"])
+        # Advantages are those of all processes, and TRL wants those of this one.
         first = self._retrain_trainer.accelerator.process_index * count
         local = advantages[first : first + count]
         output["advantages"] = local if local.dim() == 1 else local[:, : output["completion_ids"].shape[1]]
@@ -105,9 +109,12 @@ class AdvantageMixin:
 
         trainer = self._retrain_trainer
         per_function, _ = self._retrain_seen
+        # An evaluation may sample another number per prompt.
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         given = ~per_function.isnan()
+        # NaN stands for None, a function that does not apply; the others are summed.
         rewards = (per_function * trainer.reward_weights.to(per_function)).nansum(dim=1)
+        # `argmax` returns the first 1, so this is the first function with a value.
         correct = per_function.gather(1, given.int().argmax(dim=1, keepdim=True))[:, 0] > 0.5
         groups = torch.arange(len(rewards), device=rewards.device) // size
         return rewards, correct, groups, given.any(dim=1)
@@ -136,6 +143,7 @@ class AdvantageMixin:
             self._credit = self._retrain_credit()
         batch, scored = self._retrain_batch(output, self._credit)
         learns = bool(trainer.model.training)
+        # A completion without a reward must not be part of any mean.
         credited, metrics = self._credit(batch.rows(scored.nonzero()[:, 0]), learns)
         for name, value in metrics.items():
             trainer._metrics["train" if learns else "eval"][name].append(value)
@@ -166,13 +174,15 @@ class AdvantageMixin:
         sampled = output["completion_mask"] * output.get("tool_mask", 1)
         columns = self._retrain_scores(output, credit.policy_columns | {"old_logprobs"})
         given = output.get("sampling_per_token_logps")
+        # Without vLLM, TRL samples with the policy itself, whose log-probs are then the sampler's.
         drawn = columns["old_logprobs"] if given is None else given.where(~given.isnan(), columns["old_logprobs"])
         credited = output["advantages"][:, None] * sampled
 
         def gather(local: Tensor) -> Tensor:
             return trainer.accelerator.gather(trainer.accelerator.pad_across_processes(local, dim=1))
 
-        mask, ids = gather(sampled).bool(), gather(output["completion_ids"])
+        mask = gather(sampled).bool()
+        ids = gather(output["completion_ids"])
         rewards, correct, groups, scored = self._retrain_rows()
         turn_ids, turn_rewards = _turns(mask, rewards)
         batch = Batch(
@@ -220,6 +230,7 @@ class AdvantageMixin:
             with torch.no_grad(), trainer.accelerator.autocast():
                 logits = trainer.model(input_ids=ids[rows], attention_mask=mask[rows]).logits
             here = sampled[rows]
+            # The logits at a token predict the next one.
             before = logits[:, prompts.shape[1] - 1 : -1][here]
             scores = token_scores(
                 before,
@@ -236,7 +247,9 @@ class AdvantageMixin:
 def _turns(mask: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Return the columns `turn_ids` and `turn_rewards`. A turn is a sequence of sampled tokens between tool outputs."""
     starts = mask & ~mask.roll(1, dims=1)
+    # `roll` wraps around: the last column is not before the first.
     starts[:, 0] = mask[:, 0]
     remaining = mask.flip(-1).cumsum(-1).flip(-1)
+    # Tokens before the first turn would be in turn -1.
     ids = (starts.cumsum(-1) - 1).clamp(min=0) * mask
     return ids, rewards[:, None].where(mask & (remaining == 1), 0.0)

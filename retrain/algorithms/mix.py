@@ -54,13 +54,14 @@ def mix_weight(  # noqa: PLR0913 - the keys of its table
     References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408; Pan et al., Trinity-RFT
         (MIX), arXiv:2505.17826.
     """
+    # The objective reads it; as a parameter it is a key of [mix].
     del sft_reduction
     if schedule == "constant":
-        value = mu
+        share = mu
     elif step < warmup:
-        value = peak * step / warmup
+        share = peak * step / warmup
     elif step < warmup + decay:
-        value = valley + (peak - valley) * (1 + cos(pi * (step - warmup) / decay)) / 2
+        share = valley + (peak - valley) * (1 + cos(pi * (step - warmup) / decay)) / 2
     else:
-        value = valley
-    return value, {"mix/mu": value}
+        share = valley
+    return share, {"mix/mu": share}

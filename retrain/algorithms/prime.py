@@ -49,23 +49,27 @@ def process_rloo(  # noqa: PLR0913 - six columns and four keys
     """
     if step < delay:
         return advantages
-    rewards, places = F.masked.keep(process_rewards, response_mask), response_mask
+    rewards = F.masked.keep(process_rewards, response_mask)
+    times = response_mask
     if process_at == "turn":
-        places = F.masked.turn_ends(response_mask, turn_ids)
-        rewards = F.masked.keep(F.masked.turn_sum(rewards, response_mask, turn_ids), places)
+        times = F.masked.turn_ends(response_mask, turn_ids)
+        rewards = F.masked.keep(F.masked.turn_sum(rewards, response_mask, turn_ids), times)
     if norm == "batch":
-        rewards = rewards / (_to_come(rewards, places, 1.0).abs().amax() + 1e-6)
-    mean = F.masked.row_mean(rewards, places)[:, 0]
+        # One scale for the whole batch, so that process rewards of different groups stay comparable.
+        rewards = rewards / (_to_come(rewards, times, 1.0).abs().amax() + 1e-6)
+    mean = F.masked.row_mean(rewards, times)[:, 0]
+    # A row without response tokens (truncated and masked) has no process reward to compare with.
     members = response_mask.any(-1)
     others = F.groups.group_size(group_ids, members) - 1
     baseline = (F.groups.group_sum(mean, group_ids) - mean) / others.clamp(min=1)
-    excess = F.masked.keep(rewards - baseline[:, None], places & (others > 0)[:, None])
-    return advantages + F.masked.keep(_to_come(excess, places, gamma), response_mask)
+    excess = F.masked.keep(rewards - baseline[:, None], times & (others > 0)[:, None])
+    return advantages + F.masked.keep(_to_come(excess, times, gamma), response_mask)
 
 
 def _to_come(values: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """Return sum_{s>=t} gamma^(s-t) * v_s at every position. Only positions inside the mask count as time."""
     if gamma == 1:
+        # Values outside the mask are 0 and time does not matter, so a sum from the right suffices.
         return values.flip(-1).cumsum(-1).flip(-1)
     total, returns = values.new_zeros(values.shape[:1]), values.new_zeros(values.shape)
     for column in reversed(range(values.shape[1])):

@@ -42,11 +42,13 @@ def turn_returns(
     References: Ahmadian et al., Back to Basics (RLOO), arXiv:2402.14740 (for one turn; this project extends it).
     """
     rewards, reached = _by_turn(turn_rewards, turn_ids)
-    returns = _to_come(rewards, gamma)
+    returns = F.returns.discounted_sum(rewards, gamma)
     credit = returns.clone()
     for turn in range(returns.shape[1]):
+        # Every episode reaches turn 0, so its column stands for "all".
         members = reached[:, turn] if among == "reached" else reached[:, 0]
         compared = F.groups.leave_one_out(returns[:, turn], group_ids, members)
+        # Leave-one-out gives 0 without others; the return itself is unbiased, too, and says more.
         is_single = F.groups.group_size(group_ids, members) < 2
         credit[:, turn] = returns[:, turn].where(is_single, compared)
     return F.masked.keep(credit.gather(1, turn_ids), response_mask)
@@ -76,8 +78,9 @@ def turn_grpo(
     for turn in range(rewards.shape[1]):
         members = reached[:, turn]
         mean = F.groups.group_mean(rewards[:, turn], group_ids, members)
+        # 0 for an episode that ended before: its reward of that turn does not exist.
         rewards[:, turn] = (rewards[:, turn] - mean).where(members, 0.0)
-    return F.masked.keep(_to_come(rewards, gamma).gather(1, turn_ids), response_mask)
+    return F.masked.keep(F.returns.discounted_sum(rewards, gamma).gather(1, turn_ids), response_mask)
 
 
 @transform("gigpo")
@@ -123,9 +126,10 @@ def gigpo(  # noqa: PLR0913 - six columns and four keys
     shape, absent = rewards.shape, torch.full(rewards.shape, -1, device=ids.device)
     anchors = absent.scatter_reduce(1, ids, anchor_ids.masked_fill(~response_mask, -1), "amax")
     compared = (anchors >= 0).flatten()
+    # The same state in another group is another state: its problem differs.
     pairs = torch.stack([group_ids[:, None].expand(shape), anchors], -1).flatten(0, 1)
     states = torch.unique(pairs, dim=0, return_inverse=True)[1]
-    returns = _to_come(rewards, gamma).flatten()
+    returns = F.returns.discounted_sum(rewards, gamma).flatten()
     shared = compared & (F.groups.group_size(states, compared) > 1)
     credit = returns - F.groups.group_mean(returns, states, compared)
     if norm == "mean_std":
@@ -138,14 +142,8 @@ def gigpo(  # noqa: PLR0913 - six columns and four keys
 def _by_turn(turn_rewards: Tensor, turn_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rewards [N, K] of the turns, and [N, K] bool, True for turns that the episode reached."""
     last = turn_ids.amax(-1, keepdim=True)
+    # Rewards are 0 except at the last token of a turn, so the sum over its tokens is its reward.
     rewards = turn_rewards.new_zeros(len(turn_ids), int(last.max()) + 1).scatter_add(1, turn_ids, turn_rewards)
+    # 0, 1, 2, ... in every row, on the same device.
     numbers = turn_ids.new_ones(rewards.shape).cumsum(-1) - 1
     return rewards, numbers <= last
-
-
-def _to_come(rewards: Tensor, gamma: float) -> Tensor:
-    """Discounted return of every turn k, sum_{j>=k} gamma^(j-k) * r_j, both [N, K]."""
-    returns, total = rewards.clone(), rewards.new_zeros(len(rewards))
-    for turn in reversed(range(rewards.shape[1])):
-        total = returns[:, turn] = rewards[:, turn] + gamma * total
-    return returns

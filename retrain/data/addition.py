@@ -12,16 +12,13 @@ from typing import Annotated
 from pydantic import Field
 
 from retrain.errors import DataError
-from retrain.functional.seeds import derive_seed
+from retrain.functional.seeds import derive_seed, is_heldout
 from retrain.protocols import Task
 from retrain.registry import task
 from retrain.types import Problem
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Digits = Annotated[int, Field(ge=1, le=12)]
-
-HELDOUT_SHARE = 8
-"""One in this many unordered pairs of summands is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class Addition(Habits, Task):
     def _training(self, index: int) -> Problem:
         rng = Random(derive_seed(self.seed, "train", index))
         a, b = self._draw(rng)
-        while is_heldout(a, b):
+        while pair_is_heldout(a, b):
             a, b = self._draw(rng)
         return self._problem(a, b, rng, self._habits(index))
 
@@ -85,18 +82,20 @@ class Addition(Habits, Task):
         """Return the first `count` distinct held-out problems; fewer if there are fewer, as with one digit."""
         problems: dict[tuple[int, int], Problem] = {}
         numbers = 10**self.max_digits - 10 ** (self.min_digits - 1)
+        # An eighth is held out. With one digit the draws soon repeat, so the search must end by itself.
         for draw in range(1000 + 20 * min(count, numbers**2)):
             if len(problems) >= count:
                 break
             rng = Random(derive_seed(0, "heldout", draw))
             a, b = self._draw(rng)
-            if is_heldout(a, b) and (a, b) not in problems:
+            if pair_is_heldout(a, b) and (a, b) not in problems:
                 problems[a, b] = self._problem(a, b, rng, self)
         return list(problems.values())
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines the problems, except the seed."""
-        params = {item.name: getattr(self, item.name) for item in fields(self)}
+        # The keys of the hash are those of older versions, whose runs can then be resumed.
+        params = {key.name: getattr(self, key.name) for key in fields(self)}
         digits = [params.pop("min_digits"), params.pop("max_digits")]
         settings = {**params, "task": type(self).__name__.lower(), "digits": digits}
         del settings["seed"]
@@ -119,10 +118,9 @@ class Addition(Habits, Task):
         return demonstrate(a, b, rng, habits)
 
 
-def is_heldout(a: int, b: int) -> bool:
+def pair_is_heldout(a: int, b: int) -> bool:
     """Return whether a pair of summands, in either order, is held out."""
-    pair = f"{min(a, b)}+{max(a, b)}"
-    return hashlib.sha256(pair.encode()).digest()[0] % HELDOUT_SHARE == 0
+    return is_heldout(f"{min(a, b)}+{max(a, b)}")
 
 
 def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
@@ -134,9 +132,11 @@ def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
     columns = _columns(a, b)
     if rng.random() < habits.p_quick:
         return f"so {a + b if rng.random() < habits.q_carry else without_carries(a, b)}"
-    lines, total, carry = ["let me think"], 0, 0
+    lines = ["let me think"]
+    total = carry = 0
     for index, (x, y) in enumerate(columns):
         written = _write_column((x, y, carry), rng, habits, habits.p_check / len(columns), lines)
+        # A column's mistake carries over, as it does for a person who adds by columns.
         total += written % 10 * 10**index
         carry = int(written >= 10)
     total += carry * 10 ** len(columns)
@@ -165,12 +165,14 @@ def _write_column(column: tuple[int, int, int], rng: Random, habits: Habits, p_c
         if rng.random() < p_check:
             lines += ["let me check", _line(x, y, carry, right)]
         return right
+    # Half of the mistakes with a carry forget it; the others are off by one or two.
     if carry and rng.random() < 0.5:
         wrong = x + y
         lines.append(_line(x, y, 0, wrong))
     else:
         wrong = max(0, right + rng.choice([-2, -1, 1, 2]))
         lines.append(_line(x, y, carry, wrong))
+    # max(0, ...) above may give the right digit by accident.
     if wrong != right and rng.random() < habits.p_redo:
         lines += ["wait let me redo", _line(x, y, carry, right)]
         return right

@@ -50,8 +50,10 @@ class Band(Task):
     def problem(self, index: int) -> Problem:
         """Return the problem of draw `index`. It depends only on `index`, the task and the success rates."""
         first = index * self._candidates
+        # Lazily, because the search usually stops at the first candidate.
         problems = (self._task.problem(number) for number in range(first, first + self._candidates))
-        best, least = None, 2.0
+        best = None
+        least = 2.0  # above every distance between two shares
         for problem in problems:
             if (distance := self._distance(problem.id)) < least:
                 best, least = problem, distance
@@ -71,6 +73,7 @@ class Band(Task):
         self._steps += 1
         for name, rate in rates.items():
             previous = self._rate_of(name)
+            # Half of the old rate: a group is a small sample, and the policy changes.
             self._rates[name] = (rate if previous is None else (previous + rate) / 2, self._steps)
         inside = sum(self._low <= rate <= self._high for rate in rates.values()) / max(1, len(rates))
         count = sum(self._rate_of(name) is not None for name in self._rates)
@@ -113,6 +116,7 @@ class Band(Task):
 
     def _rate_of(self, name: str) -> float | None:
         """Return the success rate of a problem; None if it is unknown or older than `memory` steps."""
+        # A problem without a rate is like one whose rate is just too old.
         rate, step = self._rates.get(name, (0.0, -self._memory))
         return rate if self._steps - step < self._memory else None
 

@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from retrain.functional.seeds import derive_seed
+from retrain.functional.seeds import derive_seed, is_heldout
 from retrain.protocols import Task
 from retrain.types import Problem, Rollout
-
-_HELDOUT_SHARE = 8
-"""One problem in this many is held out."""
 
 CharSpan = tuple[int, int]
 """(start, end) of a span of a completion's text in characters, end exclusive."""
@@ -44,18 +41,20 @@ class Drawn(Task):
     def problem(self, index: int) -> Problem:
         """Return training problem number `index`. It depends only on the seed, the settings and the index."""
         rng = Random(derive_seed(self.seed, "train", index))
-        while _heldout(problem := self._problem(rng)):
+        while is_heldout((problem := self._problem(rng)).id):
             pass
         return problem
 
     def heldout(self, count: int) -> list[Problem]:
         """Return the first `count` distinct held-out problems; fewer if there are fewer."""
         problems: dict[str, Problem] = {}
+        # Eight draws per held-out problem on average. A task with few problems ends the search without enough.
         for draw in range(1000 + 20 * count):
             if len(problems) >= count:
                 break
+            # Seed 0 for every run, so that all runs are evaluated on the same problems.
             problem = self._problem(Random(derive_seed(0, "heldout", draw)))
-            if _heldout(problem):
+            if is_heldout(problem.id):
                 problems.setdefault(problem.id, problem)
         return list(problems.values())
 
@@ -63,10 +62,6 @@ class Drawn(Task):
         """Return a hash of everything that determines the problems, except the seed."""
         settings = {"task": type(self).__name__, **self.settings}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _heldout(problem: Problem) -> bool:
-    return hashlib.sha256(problem.id.encode()).digest()[0] % _HELDOUT_SHARE == 0
 
 
 def answered(problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> list[tuple[Problem, Rollout]]:
@@ -96,10 +91,12 @@ def explained(answers: Sequence[tuple[str, str, float]]) -> float:
     within = total = 0.0
     freedom = left = 0
     for choices in cells.values():
-        every = [outcome for outcomes in choices.values() for outcome in outcomes]
-        total += _sum_of_squares(every)
+        outcomes_of_kind = [outcome for outcomes in choices.values() for outcome in outcomes]
+        total += _sum_of_squares(outcomes_of_kind)
         within += sum(map(_sum_of_squares, choices.values()))
-        freedom, left = freedom + len(choices) - 1, left + len(every) - len(choices)
+        freedom += len(choices) - 1
+        left += len(outcomes_of_kind) - len(choices)
+    # d * MSW is what d choices explain by chance. Without it, many rare choices would look decisive.
     return (total - within - freedom * within / left) / total if total and left else 0.0
 
 

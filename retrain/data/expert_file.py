@@ -100,13 +100,14 @@ class ExpertBuffer(Generic[RowT]):
             wanted: the requested keys.
         """
         matches = [self._by_key.get(key, []) for key in dict.fromkeys(wanted)]
+        # First the first row of every key, then the second of every key, so that no prompt takes all places.
         most = max(map(len, matches), default=0)
         chosen = [rows[turn] for turn in range(most) for rows in matches if turn < len(rows)][:count]
         while len(chosen) < count:
             order = epoch_order(self._seed, self.epoch, len(self._rows))
-            part = order[self.offset : self.offset + count - len(chosen)]
-            chosen += part
-            self.offset += len(part)
+            taken = order[self.offset : self.offset + count - len(chosen)]
+            chosen += taken
+            self.offset += len(taken)
             if self.offset == len(order):
                 self.epoch, self.offset = self.epoch + 1, 0
         return [self._rows[index] for index in chosen]

@@ -60,21 +60,23 @@ class ExpertSource(RowSource):
         same_prompts: bool = False,
     ) -> None:
         problems = read_experts(path)
-        every = [chat.conversation(problem, all_turns=all_assistant_turns) for problem in problems]
+        rendered = [chat.conversation(problem, all_turns=all_assistant_turns) for problem in problems]
         limit = positions(model)
-        rows: list[ExpertRow] = [row for row in every if len(row.ids) <= limit]
-        if len(rows) < len(every):
-            too_long = f"{len(every) - len(rows)} of {len(every)} rows"
+        rows: list[ExpertRow] = [row for row in rendered if len(row.ids) <= limit]
+        if len(rows) < len(rendered):
+            too_long = f"{len(rendered) - len(rows)} of {len(rendered)} rows"
             text = f"{path}: {too_long} are longer than the model's {limit} tokens"
             if not rows:
                 raise DataError(f"{text}; shorten them, or train a model with a longer context")
             observe("message", {"text": f"{text}; they are left out", "level": "warning"})
         keys: list[Hashable] = [row.prompt_ids for row in rows] if same_prompts else []
         self.buffer = ExpertBuffer(rows, seed, keys, label)
+        # Of all rows, also those left out: another model may have another limit.
         self._label, self._count, self._fingerprint = label, row_count, fingerprint(problems)
 
     def take(self, step: int, rollouts: Sequence[Rollout]) -> tuple[list[Any], Metrics]:
         """Return the rollouts with the next demonstrations, and the number of completed passes over the file."""
+        # One prompt per group, in order; a set would lose the order.
         prompts = {rollout.group: rollout.prompt_ids for rollout in rollouts}.values()
         rows = self.buffer.take(self._count, prompts)
         return [*rollouts, *rows], {f"{self._label}/epoch": float(self.buffer.epoch)}

@@ -35,11 +35,15 @@ class Sums(Drawn):
         a, b, c = (rng.randint(100, 999) for _ in range(3))
         text, total = f"{a}+{b}+{c}", a + b + c
         if rng.random() < self.settings["p_quick"]:
+            # Never right, so that only the tool leads to right answers.
             replies = (f"so {total + rng.choice([-100, -10, -1, 1, 10, 100])}",)
         else:
-            first, second = self._copy(a, rng), self._copy(b, rng)
-            third, fourth = self._copy(first + second, rng), self._copy(c, rng)
-            replies = (f"={first}+{second}", f"={third}+{fourth}", f"so {self._copy(third + fourth, rng)}")
+            # Each copy may slip, also that of the calculator's result, and the calculator adds what it was given.
+            left = self._copy(a, rng)
+            right = self._copy(b, rng)
+            subtotal = self._copy(left + right, rng)
+            last = self._copy(c, rng)
+            replies = (f"={left}+{right}", f"={subtotal}+{last}", f"so {self._copy(subtotal + last, rng)}")
         return Problem(id=text, prompt=f"{text}?\n", answer=str(total), replies=replies)
 
     def _copy(self, number: int, rng: Random) -> int:
@@ -97,7 +101,8 @@ class Numbers(Drawn):
         self.top, self.guesses = top, guesses
 
     def _problem(self, rng: Random) -> Problem:
-        number, low, high = rng.randint(0, self.top), 0, self.top
+        number = rng.randint(0, self.top)
+        low, high = 0, self.top
         guesses: list[int] = []
         while len(guesses) < self.guesses and number not in guesses:
             forgets = rng.random() < self.settings["p_forget"]
@@ -112,6 +117,7 @@ class Numbers(Drawn):
 
         All numbers occur in training. The prompt does not reveal the number, so it cannot be memorised.
         """
+        # Overridden, because the base class leaves held-out problems out.
         return self._problem(Random(derive_seed(self.seed, "train", index)))
 
     def heldout(self, count: int) -> list[Problem]:
@@ -170,10 +176,13 @@ class Walks(Drawn):
 
     def _problem(self, rng: Random) -> Problem:
         goal = (0, 0)
+        # A goal at the start would be reached without an action.
         while goal == (0, 0):
             goal = rng.randint(-self.far, self.far), rng.randint(-self.far, self.far)
-        (east, north), steps = goal, list[str]()
+        east, north = goal
+        steps = list[str]()
         while (east, north) != (0, 0) and len(steps) < self.steps:
+            # Steps whose direction has a positive dot product with the way that remains.
             nearer = [name for name, (e, n) in STEPS.items() if e * east + n * north > 0]
             steps.append(rng.choice(list(STEPS) if rng.random() < self.settings["p_astray"] else nearer))
             east, north = east - STEPS[steps[-1]][0], north - STEPS[steps[-1]][1]

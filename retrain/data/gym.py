@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 
 from retrain.errors import ComponentError
 from retrain.functional.numbers import last_number
-from retrain.functional.seeds import derive_seed, digest_of
+from retrain.functional.seeds import derive_seed, digest_of, is_heldout
 from retrain.protocols import Task
 from retrain.registry import Finding, reward, task
 from retrain.system.extras import library
@@ -33,13 +32,11 @@ takes milliseconds to generate. The scorer gives 1 to the reference answer and 0
 answer. Scorers of some other data sets of the library run an answer as Python code."""
 
 INSTRUCTION = "Give the final answer between <answer> and </answer>."
-HELDOUT_SHARE = 8
-"""One question in this many is held out."""
-
 _SIZE = 2**31
 """Number of problems of a data set."""
-_TRIAL_PROBLEMS, _TRIAL_S = 4, 0.5
-"""Number of problems that are generated to check a config, and the limit of CPU time for them in seconds."""
+_TRIAL_PROBLEMS = 4
+_TRIAL_S = 0.5
+"""Limit of CPU time, in seconds, for the `_TRIAL_PROBLEMS` that are generated to check a config."""
 _ANSWER_FIX = 'use "tag", "number", or an expression with one group, such as "Answer: (.*)"'
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -77,6 +74,7 @@ class Gym(Task):
 
     def problem(self, index: int) -> Problem:
         """Return training problem number `index`."""
+        # An eighth is held out, so 1000 draws fail only if a config has hardly any other problems.
         for attempt in range(1000):
             number = derive_seed(self.seed, "train", index, attempt) % _SIZE
             problem, held = self._draw(number)
@@ -89,6 +87,7 @@ class Gym(Task):
     def heldout(self, count: int) -> list[Problem]:
         """Return the first `count` distinct held-out problems; fewer if the data set has fewer."""
         problems: dict[Any, Problem] = {}
+        # Eight draws per held-out problem on average, and more as they begin to repeat.
         for draw in range(100 + 20 * count):
             if len(problems) >= count:
                 break
@@ -105,7 +104,8 @@ class Gym(Task):
         """Return problem `number` of the data set, and whether it is held out."""
         entry = self._data[number]
         question: str = entry["question"]
-        held = hashlib.sha256(question.encode()).digest()[0] % HELDOUT_SHARE == 0
+        # By the question and not the number: many numbers have the same question.
+        held = is_heldout(question)
         prompt = f"{question}\n\n{self.instruction}" if self.instruction else question
         extra = {"dataset": self.name, "entry": entry}
         return Problem(id=f"{self.name}/{number}", prompt=prompt, answer=entry["answer"], extra=extra), held
@@ -140,8 +140,8 @@ class GymReward:
         answer = self._find(completion)
         if answer is None:
             return 0.0
-        value = float(_scorer(extra["dataset"]).score_answer(answer, extra["entry"]))
-        return value if self.partial else float(value > 0.99)
+        score = float(_scorer(extra["dataset"]).score_answer(answer, extra["entry"]))
+        return score if self.partial else float(score > 0.99)
 
 
 def _answer_mistake(answer: str) -> str:
@@ -193,20 +193,21 @@ def _create(name: str, config: Mapping[str, Any]) -> Any:
         raise ComponentError(f'[gym] name = "{name}" is not allowed', f"choose among: {', '.join(get_args(Dataset))}")
     gym = library("reasoning_gym", "gym")
     try:
+        # The seed of the run chooses among the numbers of one data set, so that its held-out problems are the same.
         return gym.create_dataset(name, seed=0, size=_SIZE, **config)
     except (TypeError, AssertionError, ValueError) as error:
         fix = "see the library for its settings"
         raise ComponentError(f"[gym] {name} rejects its config: {error}", fix) from error
 
 
-def _check_config(name: str, data: Any) -> None:
+def _check_config(name: str, dataset: Any) -> None:
     """Generate a few problems in a child process with a limit of CPU time, then one in this process.
 
     A process with several threads skips the child: a fork would inherit their locks without the threads.
 
     Args:
         name: name of the data set, for errors.
-        data: the data set.
+        dataset: the data set.
     Raises:
         ComponentError: the problems take too long, or cannot be generated.
     """
@@ -214,17 +215,18 @@ def _check_config(name: str, data: Any) -> None:
         child = os.fork()
         if not child:
             try:
+                # The default action ends the process, also inside the library's C code.
                 signal.signal(signal.SIGPROF, signal.SIG_DFL)
                 signal.setitimer(signal.ITIMER_PROF, _TRIAL_S)
                 for number in range(_TRIAL_PROBLEMS):
-                    data[number]
+                    dataset[number]
             finally:
                 os._exit(0)  # the code below raises the same error in the parent
         if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
             problem = f"[gym] {name} takes more than {_TRIAL_S:g} s for {_TRIAL_PROBLEMS} problems of this config"
             raise ComponentError(problem, "choose smaller numbers")
     try:
-        data[0]
+        dataset[0]
     except Exception as error:  # any exception of the library
         problem = f"[gym] {name} cannot generate a problem: {type(error).__name__}: {error}"
         raise ComponentError(problem, "see the library for its settings") from error

@@ -20,10 +20,13 @@ class ProblemStore(Sequence[Problem]):
 
     def __init__(self) -> None:
         self.hashes = array("Q")
-        self._bytes, self._ends, self._order = bytearray(), array("Q", [0]), array("L")
+        # Not a list of objects, each of which needs far more memory than its pickle.
+        self._bytes, self._ends = bytearray(), array("Q", [0])
+        self._order = array("L")
 
     def append(self, problem: Problem, key: int) -> None:
         """Append a problem whose `hash_key` is `key`."""
+        # A tuple pickles without the names of the fields.
         fields = tuple(getattr(problem, name) for name in Problem.__slots__)
         self._bytes += pickle.dumps(fields, pickle.HIGHEST_PROTOCOL)
         self.hashes.append(key)
@@ -40,7 +43,9 @@ class ProblemStore(Sequence[Problem]):
         Returns:
             The training problems and the held-out problems.
         """
-        limit, indices = fraction * 2**64, range(len(self))
+        # Hashes are uniform in [0, 2^64), so this share of them lies below the limit.
+        limit = fraction * 2**64
+        indices = range(len(self))
         train = self._select(index for index in indices if self.hashes[index] >= limit)
         return train, self._select(index for index in indices if self.hashes[index] < limit)
 
@@ -71,8 +76,8 @@ class ProblemStore(Sequence[Problem]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         stored = self._order[index]
-        data = memoryview(self._bytes)[self._ends[stored] : self._ends[stored + 1]]
-        return Problem(*pickle.loads(data))  # noqa: S301 - pickled by this process
+        pickled = memoryview(self._bytes)[self._ends[stored] : self._ends[stored + 1]]
+        return Problem(*pickle.loads(pickled))  # noqa: S301 - pickled by this process
 
     def __len__(self) -> int:
         return len(self._order)

@@ -173,17 +173,22 @@ class Replay(RowSource):
         path: Annotated[str, Field(min_length=1)] | None = None,
     ) -> None:
         self._prompts, self._label, self._priority = prompt_count, label, priority
-        self._size, self._max_replayed = size, int(share * prompt_count + 1e-9)
+        self._size = size
+        # The epsilon keeps 0.29 * 100 from becoming 28.
+        self._max_replayed = int(share * prompt_count + 1e-9)
         self._max_staleness = max_staleness
         self._groups: list[StoredGroup] = []
         self._fingerprint: str | None = None
         if path is not None:
             groups = [group for group in read_groups(path) if group.tokens <= positions(model)]
+            # The newest, as when a run stores its own groups.
             self._groups = groups[-size:]
             for group in groups[:1]:
+                # One completion suffices: other token ids spell another text.
                 if chat.decode(group.rollouts[0].completion_ids) != group.rollouts[0].text:
                     text = f"{path}: its completions were sampled with another tokenizer"
                     raise DataError(f"{text}; use a run of the same model")
+            # Not the counts of uses, which change during the run.
             self._fingerprint = digest_of([group.state()["rollouts"] for group in groups])
             text = f"{path}: {len(groups)} groups with different rewards; {len(self._groups)} of them are stored"
             observe("message", {"text": text, "level": "info"})
@@ -199,6 +204,7 @@ class Replay(RowSource):
         """
         self._groups = [group for group in self._groups if self._age(group, step) <= self._max_staleness]
         fresh = _informative(rollouts)
+        # In the order of the step, so that a resumed run drops the same groups.
         equal = [group for group in dict.fromkeys(rollout.group for rollout in rollouts) if group not in fresh]
         wanted = max(0, min(self._max_replayed, self._prompts - len(fresh)))
         chosen = sorted(range(len(self._groups)), key=self._sort_key)[:wanted]
@@ -207,6 +213,7 @@ class Replay(RowSource):
         ages = [self._age(group, step) for group in replayed if group.stored_at != _FOREIGN]
         for index in chosen:
             self._groups[index] = self._groups[index]._replace(uses=self._groups[index].uses + 1)
+        # After the choice: a group must not be replayed in the step that sampled it.
         self._groups += [StoredGroup(group, step) for group in fresh.values()]
         self._groups = self._groups[-self._size :]
         metrics = {f"{self._label}/groups": float(len(replayed)), f"{self._label}/stored": float(len(self._groups))}
@@ -218,11 +225,13 @@ class Replay(RowSource):
 
     def _age(self, group: StoredGroup, step: int) -> int:
         """Return the number of steps since the oldest weights that sampled a group; 0 for a group of another run."""
+        # Weights of another run have no step of this one.
         return 0 if group.stored_at == _FOREIGN else step - min(rollout.weights_version for rollout in group.rollouts)
 
     def _sort_key(self, index: int) -> tuple[float, ...]:
         """Return the sort key of a stored group; groups with smaller keys are replayed first."""
         group = self._groups[index]
+        # Least used, largest spread, newest: `-index` because new groups are appended.
         return (group.uses, -group.spread if self._priority == "spread" else 0.0, -index)
 
     def fingerprint(self) -> str | None:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from retrain.data.problem_store import ProblemStore, hash_key
 from retrain.errors import DataError
 from retrain.functional.seeds import digest_of, epoch_order
-from retrain.functional.templates import PLACE, as_text, column
+from retrain.functional.templates import PLACEHOLDER, as_text, column
 from retrain.protocols import Task
 from retrain.registry import Finding, task
 from retrain.system import records
@@ -81,7 +81,7 @@ class RowFormat:
 
     def pose(self, text: str) -> str | list[Any]:
         """Return the prompt for a question. The question replaces every placeholder of the template."""
-        prompt = PLACE.sub(lambda _: text, self.prompt_template) if self.prompt_template else text
+        prompt = PLACEHOLDER.sub(lambda _: text, self.prompt_template) if self.prompt_template else text
         return self.with_system_prompt(prompt)
 
 
@@ -125,12 +125,15 @@ class RowTask(RowFormat, Task):
         if heldout is None:
             problems = read_problems(rows, name, self)
             self.train, held = problems.split(self.heldout_fraction)
+            # 1 holds out everything on purpose, for a run that only evaluates.
             if not len(self.train) and self.heldout_fraction < 1:
                 fix = f"lower heldout_fraction = {self.heldout_fraction:g}"
                 raise DataError(f"{name}: all {len(problems)} rows are held out; {fix}")
         else:
+            # Held-out rows first: training rows with their prompts are refused.
             held = read_problems(*heldout, self)
             self.train = read_problems(rows, name, self, frozenset(held.hashes))
+        # A file may be sorted, and an evaluation takes the first N.
         self.held = held.in_hash_order()
 
     def sign(self, kind: str, contents: Sequence[Any]) -> None:
@@ -184,10 +187,11 @@ class FileTask(RowTask):
     heldout_path: str | None = None
 
     def __post_init__(self) -> None:
-        rows, heldout = type(self).rows, self.heldout_path
+        rows = type(self).rows
+        heldout = self.heldout_path
         self.divide(rows(self.path), self.path, None if heldout is None else (rows(heldout), heldout))
-        other = self.heldout_fraction if heldout is None else sha256(Path(heldout))
-        self.sign(self.kind, [sha256(Path(self.path)), other])
+        division = self.heldout_fraction if heldout is None else sha256(Path(heldout))
+        self.sign(self.kind, [sha256(Path(self.path)), division])
 
 
 def _file_check(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], Any], Iterator[Finding]]:
@@ -198,14 +202,16 @@ def _file_check(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, A
     """
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-        reading = RowFormat(**{item.name: params[item.name] for item in fields(RowFormat)})
+        reading = RowFormat(**{key.name: params[key.name] for key in fields(RowFormat)})
         for key in (key for key in ("path", "heldout_path") if params[key] is not None):
             problem, fix = no_file(params[key]), NO_FILE_FIX
             if not problem:
                 first = islice(rows(params[key]), _CHECKED_ROWS)
                 problems, bad = records.parsed_rows(first, lambda line, row: _problem(row, line, reading))
+                # The share of bad rows is known only after the whole file, which a check does not read.
                 tolerated = reading.on_bad_row == "skip" and problems
                 problem, fix = "" if tolerated or not bad else _listed(bad), RowTask.fix
+                # The same mistake in every row is a mistake of the settings; twenty lines would hide that.
                 if len(bad) == _CHECKED_ROWS and len(records.by_reason(bad)) == 1:
                     problem = f"all of the first {len(bad)} rows: {bad[0].partition(': ')[2]}"
                 if not problems and re.search("not JSON|expected an object", problem):
@@ -268,18 +274,16 @@ class Hub(RowTask):
 
     def __post_init__(self) -> None:
         contents = [self.name, self.config, self.revision, self.split]
-        data = self._load(self.split)
+        data = hub_split(self.name, self.split, self.config, self.revision)
+        # `datasets` hashes the data and everything done to it, so the rows need not be read again.
         contents += [data._fingerprint, self.heldout_split, self.heldout_fraction]
         heldout = None
         if self.heldout_split is not None:
-            other = self._load(self.heldout_split)
-            contents.append(other._fingerprint)
-            heldout = self._rows(other, self.heldout_split), self.name
+            heldout_data = hub_split(self.name, self.heldout_split, self.config, self.revision)
+            contents.append(heldout_data._fingerprint)
+            heldout = self._rows(heldout_data, self.heldout_split), self.name
         self.divide(self._rows(data, self.split), self.name, heldout)
         self.sign("hub", contents)
-
-    def _load(self, split: str) -> Any:
-        return hub_split(self.name, split, self.config, self.revision)
 
     def _rows(self, data: Any, split: str) -> records.Rows:
         return ((f"{self.name}/{split}:{number}", records.arrow_row(row)) for number, row in enumerate(data, start=1))
@@ -301,6 +305,7 @@ def hub_split(name: str, split: str, config: str | None = None, revision: str | 
     try:
         return datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as error:
+        # The library raises many kinds, with messages of several lines.
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         raise DataError(
             f"data set {name}, split {split}: {reason}; check name, config, split and revision; "
@@ -322,7 +327,9 @@ def read_problems(
     Raises:
         DataError: there are no rows, or more bad rows than `reading` allows; the first 20 of them are listed.
     """
-    problems, ids, lines = ProblemStore(), dict[int, int](), array("Q")
+    problems = ProblemStore()
+    ids = dict[int, int]()
+    lines = array("Q")
     unread: set[str] = set()
 
     def take(where: str, row: Any) -> None:
@@ -337,6 +344,7 @@ def read_problems(
         problems.append(problem, key)
         lines.append(int(line))
 
+    # All rows are read before an error, so that a file is fixed once.
     bad = records.bad_rows(rows, take)
     total = len(problems) + len(bad)
     if not total:
@@ -361,11 +369,13 @@ def _problem(row: Any, line: str, reading: RowFormat) -> Problem:
     try:
         read = records.checked(_schema(**names), full)
     except records.BadRow as reason:
+        # The commonest mistake, for which the schema's own message has no fix.
         if str(reason).startswith(f'no field "{reading.answer_field}"'):
             hint = 'set answer_field to another column, or to "" if rewards need no answer'
             raise records.BadRow(f"{reason} ({hint})") from None
         raise
     id_ = line if read.id is None else str(read.id)
+    # The prompt is not repeated, because it may be most of a row's memory.
     columns = {name: value for name, value in row.items() if name != names["prompt"]}
     prompt = reading.with_system_prompt(read.prompt)
     template = _template_variables(row)
@@ -407,16 +417,13 @@ def _add_columns(row: dict[str, Any], names: Mapping[str, str], reading: RowForm
         names: columns of prompt, answer, solution and id.
         reading: the format of the rows.
     """
+    # A copy: the caller still needs the columns as they were.
     row = dict(row)
-    if (
-        names["answer"] == "answer"
-        and "answer" not in row
-        and (ground_truth := column(row, "reward_model.ground_truth"))
-    ):
-        row["answer"] = ground_truth[0]
+    if names["answer"] == "answer" and "answer" not in row and (truth := column(row, "reward_model.ground_truth")):
+        row["answer"] = truth[0]
     completion: Any = row.get("completion")
-    several = isinstance(completion, list) and len(cast("list[Any]", completion)) > 1
-    if several and isinstance(row.get(names["prompt"]), (str, list)):
+    is_dialogue = isinstance(completion, list) and len(cast("list[Any]", completion)) > 1
+    if is_dialogue and isinstance(row.get(names["prompt"]), (str, list)):
         # Calls of tools and their results come between the question and the answer.
         row[names["prompt"]] = [*messages_of(row[names["prompt"]]), *cast("list[Any]", completion)[:-1]]
         if _last_message(completion, "assistant") is None:
@@ -428,10 +435,11 @@ def _add_columns(row: dict[str, Any], names: Mapping[str, str], reading: RowForm
     if solution and row.get(names["solution"]) is None:
         row[names["solution"]] = solution
     for name in names.values():
+        # A column whose name contains a dot goes before a nested one.
         if name not in row and (value := column(row, name)):
             row[name] = value[0]
     if reading.prompt_template is not None:
-        row[names["prompt"]] = PLACE.sub(lambda match: _column_text(row, match[1]), reading.prompt_template)
+        row[names["prompt"]] = PLACEHOLDER.sub(lambda match: _column_text(row, match[1]), reading.prompt_template)
     return row
 
 
@@ -460,15 +468,18 @@ def _as_text(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     try:
+        # NaN would be written as NaN, which is not JSON; the schema then reports the value.
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
         return value
 
 
+# Every row needs a schema, and building one costs far more than checking a row with it.
 @lru_cache(maxsize=16)
 def _schema(prompt: str, answer: str, solution: str, id: str) -> TypeAdapter[Any]:
     """Return the schema of a row whose columns have these names. It allows other columns."""
     text = Annotated[str, BeforeValidator(_as_text)]
+    # No column is called "\0", so an answer that no reward needs is always "".
     answers: Any = (text, Field(alias=answer)) if answer else (Literal[""], Field("", alias="\0"))
     row: Any = create_model(
         "Row",

@@ -24,11 +24,9 @@ class Lane(Protocol):
 
     def parties(self, change: int) -> None:
         """Add `change` to the number of coroutines that may make requests, one at a time each."""
-        ...
 
     def close(self) -> None:
         """Cancel the batch that is being sampled."""
-        ...
 
 
 class RequestLane(Lane):
@@ -39,12 +37,6 @@ class RequestLane(Lane):
 
     async def generate(self, request: Request, key: Key) -> list[Completion]:
         return await self._sampler.generate(request, self._sampling)
-
-    def parties(self, change: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class BatchLane(Lane):
@@ -87,6 +79,7 @@ class BatchLane(Lane):
             self._batch = asyncio.create_task(self._sampled())
 
     async def _sampled(self) -> None:
+        # Sorted, so that the order in a batch does not depend on arrival.
         batch, self._waiting = sorted(self._waiting, key=lambda pair: pair[0]), []
         if any(future.cancelled() for _, _, future in batch):
             return  # a party was cancelled, because an exception ends all of them

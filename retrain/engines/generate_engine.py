@@ -81,18 +81,22 @@ class GenerateEngine(Sampler):
         from retrain.functional.draws import draw
 
         device = self._model.device
+        # `generate` shares no prompts, so each completion is a row of its own.
         ids, pad = decoder.left_padded([request.ids for request in requests for _ in range(request.count)], device)
         mask = torch.arange(ids.shape[1], device=device) >= pad[:, None]
-        uniform, chosen = decoder.uniforms(requests, sampling.seed).to(device), list[Any]()
+        uniform = decoder.uniforms(requests, sampling.seed).to(device)
+        chosen = list[Any]()
 
         def one_token(_: Any, logits: Any) -> Any:
             """Draw a token and record its log-prob; return scores that are finite only for this token."""
             check_stop()
             drawn = draw(logits, uniform[len(chosen)], sampling.temperature, sampling.top_k, sampling.top_p)
             chosen.append(drawn[1])
+            # The greedy choice of `generate` is then the token that was drawn.
             return torch.full_like(logits, -torch.inf).scatter(1, drawn[0][:, None], 0.0)
 
         limits = {"max_new_tokens": len(uniform), "eos_token_id": list(sampling.stop_ids) or None}
+        # Any id pads, because completions are cut after their stop id.
         config = GenerationConfig(**limits, do_sample=False, pad_token_id=0, use_cache=True)
         tokens = self._model.generate(
             input_ids=ids, attention_mask=mask.long(), generation_config=config, logits_processor=[one_token]

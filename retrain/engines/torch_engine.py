@@ -115,6 +115,7 @@ class TorchEngine(Sampler):
         fresh = [index for index in range(len(requests)) if index not in prefixes and index not in contexts]
         results = self._sample(requests, sampling, fresh)
         results |= self._sample(requests, sampling, [*prefixes], prefixes)
+        # Only for `chunks`, which splits requests by the memory that they need.
         longest = [Request(ids, 1, 1, 0) for ids in dict.fromkeys(contexts.values())]
         # Half of the memory for the shared contexts, half for the requests that reuse them.
         for chunk in decoder.chunks(longest, self._budget // 2, self._bytes):
@@ -149,14 +150,14 @@ class TorchEngine(Sampler):
 
         results: dict[int, list[Completion]] = {}
         for chunk in decoder.chunks([requests[index] for index in chosen], budget or self._budget, self._bytes):
-            places = [chosen[index] for index in chunk]
-            some = [requests[index] for index in places]
-            start = prefix_cache.start_from([prefixes[index] for index in places], some) if prefixes else None
-            ids, logprobs, parts = decoder.sample_chunk(self._decoder, some, sampling, self._device, start)
-            rows = decoder.completions(ids, logprobs, some, sampling, self.version or 0)
+            indices = [chosen[index] for index in chunk]
+            chunk_requests = [requests[index] for index in indices]
+            start = prefix_cache.start_from([prefixes[i] for i in indices], chunk_requests) if prefixes else None
+            ids, logprobs, parts = decoder.sample_chunk(self._decoder, chunk_requests, sampling, self._device, start)
+            rows = decoder.completions(ids, logprobs, chunk_requests, sampling, self.version or 0)
             if sampling.continued and self._cache:
-                self._cache.add(parts, some, rows)
-            results.update(zip(places, rows, strict=True))
+                self._cache.add(parts, chunk_requests, rows)
+            results.update(zip(indices, rows, strict=True))
         return results
 
     def _cache_for(self, sampling: Sampling) -> PrefixCache:

@@ -37,6 +37,7 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
     """
     env = load_object(factory)()
     methods = {name: method for name, method in inspect.getmembers(env, inspect.ismethod) if not name.startswith("_")}
+    # A column of the data goes before the field of the same name.
     first = env.reset(**{"prompt": prompt, "answer": answer, **extra})
     named = {name: method for name, method in methods.items() if name not in _OF_TRL}
     yield from called(named, parser, describe, None if first is None else str(first), limits)
@@ -66,17 +67,19 @@ def skyrl(
     """
     spec = {"reward_spec": {"method": "rule", "ground_truth": answer}, "max_turns": limits.max_turns}
     env = load_object(env_class)(env_config=config or {}, extras=spec | dict(extra))
+    # SkyRL's environments take messages only.
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     messages, _ = env.init([dict(message) for message in asked])
     if messages[: len(asked)] != asked:
         raise ValueError("init changed the prompt; let it only append messages, and change prompts in the data")
     reply = yield [dict(message) for message in messages[len(asked) :]]
-    while not (result := env.step(str(reply)))["done"]:
-        new = result["observations"]
-        text, role = "\n".join(message["content"] for message in new), new[-1]["role"] if new else "user"
-        reply = yield Observation(text, reward=float(result["reward"]), role=role)
+    while not (outcome := env.step(str(reply)))["done"]:
+        new = outcome["observations"]
+        text = "\n".join(message["content"] for message in new)
+        role = new[-1]["role"] if new else "user"
+        reply = yield Observation(text, reward=float(outcome["reward"]), role=role)
     env.close()
-    return float(result["reward"])
+    return float(outcome["reward"])
 
 
 @environment("openenv", check=importable("env_class", "action", "show"))
@@ -88,7 +91,9 @@ def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str
         action: dotted path of a function from the model's text to an action.
         show: dotted path of a function from an observation to text.
     """
-    act, text, env = load_object(action), load_object(show), load_object(env_class)()
+    act, text = load_object(action), load_object(show)
+    env = load_object(env_class)()
+    # Some environments only take seeds that fit a signed 32-bit integer.
     seen = env.reset(seed=seed % 2**31)
     reply = yield text(seen)
     while not (seen := env.step(act(str(reply)))).done:

@@ -46,6 +46,7 @@ def environment(name: str, **traits: Any) -> Callable[[T], T]:
         return kind(name, **traits)
 
     def mark(target: T) -> T:
+        # Only these two matter in a worker; the others need libraries that it may not have.
         setattr(target, TRAITS, {key: bool(traits[key]) for key in ("replay", "rewards") if key in traits})
         return target
 
@@ -92,6 +93,7 @@ class Action(str):
 
     def __new__(cls, text: str, finish_reason: str = "stop", turn: int = 0, tokens_left: int = 0) -> Action:
         action = super().__new__(cls, text)
+        # A str is immutable, so its attributes are set after its creation.
         action.finish_reason, action.turn, action.tokens_left = finish_reason, turn, tokens_left
         return action
 
@@ -175,10 +177,12 @@ def parse_yielded(value: Any, first: bool) -> Answer:
         str(key): _number(value, f"metric {key!r}", fits_float32, "a finite number")
         for key, value in seen.metrics.items()
     }
+    # The run would overwrite the environment's number with its own.
     if taken := [key for key in metrics if key in _REPORTED or key.startswith("ended_")]:
         raise ValueError(f"metric {taken[0]!r}: the run reports env/{taken[0]} itself; give it another name")
     messages = [] if seen.text is None else [(str(seen.role), seen.text)]
-    tools, state = [dict(tool) for tool in seen.tools], _digest(messages if seen.state is None else str(seen.state))
+    tools = [dict(tool) for tool in seen.tools]
+    state = _digest(messages if seen.state is None else str(seen.state))
     return Answer("observation", messages, reward, None, metrics, "", "", tools, str(seen.tools_text), state)
 
 
@@ -198,10 +202,12 @@ def parse_returned(value: Any) -> Answer:
 
 def _digest(state: str | Sequence[tuple[str, str]]) -> str:
     """Hash the name of a state, or messages, to 16 hexadecimal digits; "" if it is empty."""
+    # States are only compared, and a text may be long; a lone surrogate is not valid UTF-8.
     return blake2b(repr(state).encode(errors="surrogatepass"), digest_size=8).hexdigest() if state else ""
 
 
 def _list(value: Any) -> Sequence[Any]:
+    # Bytes are a sequence of numbers.
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return value
     raise ValueError(f"yielded a {type(value).__name__}; yield text, Observation(...), messages or None")

@@ -66,6 +66,9 @@ class Launch:
 class Env(Protocol):
     """The environment of one episode. At most one call may be running at a time."""
 
+    _key: int
+    _reads: Sequence[str]
+
     async def reset(self, problem: Mapping[str, Any], seed: int) -> Answer:
         """Start the episode and return the first observation.
 
@@ -73,14 +76,18 @@ class Env(Protocol):
             problem: fields of the problem by name.
             seed: random seed, the same for all episodes of the group.
         """
-        ...
+        return await self._step(("open", self._key, readable_fields(problem, self._reads), seed))
 
     async def step(self, action: str, finish_reason: str, turn: int, tokens_left: int) -> Answer:
         """Return the result of the model's action; for the arguments see `Action`."""
-        ...
+        return await self._step(("reply", self._key, action, finish_reason, turn, tokens_left))
 
     async def close(self) -> None:
         """End the episode, unless the environment has already ended it."""
+        ...
+
+    async def _step(self, body: _Body) -> Answer:
+        """Make a call and return its answer."""
         ...
 
 
@@ -112,7 +119,9 @@ class EnvPool:
 
     def __init__(self, launch: Launch, size: int = 1, *, context: float = inf, max_failed: float = 1.0) -> None:
         self.launch, self._size, self._max_failed = launch, size, max_failed
-        self.context, self.limits = context, Limits(*next(iter(launch.hellos.values())).limits)
+        self.context = context
+        # All environments of a run have the same limits.
+        self.limits = Limits(*next(iter(launch.hellos.values())).limits)
         self.in_step = launch.threads == 1
         self.lanes = size if self.in_step and launch.in_processes else 1
         self._local: LiveEpisodes | None = None
@@ -156,6 +165,7 @@ class EnvPool:
         key = next(self._keys)
         if self._local is not None:
             return _LocalEnv(self._local, key, self.reads[label])
+        # All episodes of a group share a worker, so that a lane waits for one worker only.
         return EnvWorker(self, key, label, group % self._size)
 
     def check(self, failures: Sequence[str], total: int) -> None:
@@ -168,6 +178,7 @@ class EnvPool:
             UserCodeError: the share of failed episodes exceeds `max_failed`.
         """
         for detail in failures:
+            # Without what follows the colon, which differs from episode to episode.
             kind = detail.partition(":")[0]
             if kind not in self._shown:
                 self._shown.add(kind)
@@ -185,7 +196,8 @@ class EnvPool:
         """
         usage = self.workers.usage
         metrics = {"time/env_step_ms": 1000 * usage.seconds / max(1, self.steps), "env/replayed": float(self.replayed)}
-        self.steps, self.replayed, usage.seconds = 0, 0, 0.0
+        self.steps = self.replayed = 0
+        usage.seconds = 0.0
         return metrics
 
 
@@ -200,25 +212,19 @@ class EnvWorker(Env):
     """
 
     def __init__(self, pool: EnvPool, key: int, label: str, index: int) -> None:
-        self._pool = pool
-        self._key, self._label = key, label
-        self._place: int | EnvWorker = index
+        self._pool, self._key, self._label = pool, key, label
+        self._reads = pool.reads[label]
+        self._worker_key: int | EnvWorker = index
         self._worker: WorkerConnection | None = None
         self._history: list[tuple[_Body, int]] = []
         """Calls so far, each with a hash of its answer, to check a replay."""
 
-    async def reset(self, problem: Mapping[str, Any], seed: int) -> Answer:
-        facts = readable_fields(problem, self._pool.reads[self._label])
-        return await self._step(("open", self._key, facts, seed))
-
-    async def step(self, action: str, finish_reason: str, turn: int, tokens_left: int) -> Answer:
-        return await self._step(("reply", self._key, action, finish_reason, turn, tokens_left))
-
     async def close(self) -> None:
         if self._worker is not None and self._history:
+            # A lost worker has no episode left to close.
             with suppress(CallLost):
                 await self._worker.call(("close", self._key), _answer)
-        if self._place is self:
+        if self._worker_key is self:
             self._pool.workers.release(self)
         self._history = []
 
@@ -235,7 +241,7 @@ class EnvWorker(Env):
                     return self._failed(str(lost))
                 if lost.guilty is None:
                     # It is unknown which episode lost the worker. In a worker of its own only this one can.
-                    self._place = self
+                    self._worker_key = self
             else:
                 if answer is not None:
                     return answer
@@ -246,15 +252,15 @@ class EnvWorker(Env):
         The repetition runs in a worker of its own, because other episodes may have filled the memory.
         """
         if (worker := self._worker) is None or worker.lost:
-            worker = await self._pool.workers.worker(self._place)
+            worker = await self._pool.workers.worker(self._worker_key)
             if failure := await self._replay(worker):
                 return self._failed(failure)
             self._worker = worker
         answer, digest = await worker.call(body, _hashed_answer)
         if "MemoryError" in answer.detail:  # perhaps of other episodes, or of garbage
             worker.retire()
-            if self._pool.launch.threads > 1 and self._place is not self:
-                self._place = self
+            if self._pool.launch.threads > 1 and self._worker_key is not self:
+                self._worker_key = self
                 return None
         if answer.kind == "observation":
             self._history.append((body, digest))
@@ -285,12 +291,6 @@ class _LocalEnv(Env):
     def __init__(self, episodes: LiveEpisodes, key: int, reads: Sequence[str]) -> None:
         self._episodes, self._key, self._reads, self._live = episodes, key, reads, False
 
-    async def reset(self, problem: Mapping[str, Any], seed: int) -> Answer:
-        return await self._step(("open", self._key, readable_fields(problem, self._reads), seed))
-
-    async def step(self, action: str, finish_reason: str, turn: int, tokens_left: int) -> Answer:
-        return await self._step(("reply", self._key, action, finish_reason, turn, tokens_left))
-
     async def close(self) -> None:
         if self._live:
             await self._step(("close", self._key))
@@ -303,6 +303,7 @@ class _LocalEnv(Env):
 
 def _hashed_answer(raw: Any) -> tuple[Answer, int]:
     """Return a worker's answer and its hash, which a replay must reproduce."""
+    # A hash, because the history of a long episode would otherwise hold all of its observations.
     return _answer(raw), hash(repr(raw))
 
 

@@ -70,12 +70,8 @@ class LiveEpisodes:
         for label, hello in hellos.items():
             target = load(hello)
             self._starters[label], self.reads[label] = _episode_starter(hello, target)
-            self.traits[label] = {
-                "replay": True,
-                "rewards": True,
-                **getattr(target, contract.TRAITS, {}),
-                **hello.traits,
-            }
+            stated: Mapping[str, bool] = getattr(target, contract.TRAITS, {})
+            self.traits[label] = {"replay": True, "rewards": True, **stated, **hello.traits}
 
     def call(self, body: tuple[Any, ...]) -> Answer:
         """Execute a call of the parent.
@@ -114,6 +110,7 @@ class LiveEpisodes:
                 return parse_returned(stop.value)
         except KeyboardInterrupt:
             raise
+        # SystemExit, too: a call of sys.exit in the user's code fails its episode only.
         except BaseException as error:
             if (episode := self._live.pop(key, None)) is not None:
                 _close(episode)
@@ -126,11 +123,14 @@ def load(hello: Hello) -> Any:
     Raises:
         ComponentError: the environment is not a generator, or a parameter is missing or unknown.
     """
-    before, places = list(sys.path), [os.getcwd(), *hello.search_paths] if _is_users(hello) else []
-    sys.path[:0] = places
+    before = list(sys.path)
+    user_paths = [os.getcwd(), *hello.search_paths] if _is_users(hello) else []
+    # First while the environment is imported, so that the user's module wins over a package of the same name.
+    sys.path[:0] = user_paths
     path, _, name = hello.target.replace(":", ".").rpartition(".")
     target: Any = attrgetter(name)(importlib.import_module(path))
-    sys.path[:] = before + [path for path in places if path not in before]
+    # Last afterwards: a later import of the library must not find a file of the user's folder.
+    sys.path[:] = before + [path for path in user_paths if path not in before]
     _check_table(hello, target)
     return target
 
@@ -140,8 +140,8 @@ def _is_users(hello: Hello) -> bool:
 
     The current directory is searched for modules only in this case, because it may contain another user's files.
     """
-    values = (value if isinstance(value, list | tuple) else [value] for value in hello.params.values())
-    names = [hello.target, *(value for several in values for value in several if isinstance(value, str))]
+    lists = (value if isinstance(value, list | tuple) else [value] for value in hello.params.values())
+    names = [hello.target, *(name for values in lists for name in values if isinstance(name, str))]
     return any(("." in name or ":" in name) and not name.startswith(("retrain.", "builtins.")) for name in names)
 
 
@@ -155,9 +155,11 @@ def _episode_starter(
     hello: Hello, target: Any
 ) -> tuple[Callable[[Mapping[str, Any]], Generator[Any, Any, Any]], tuple[str, ...]]:
     """Return a function that starts an episode from its fields, and the names of the fields it reads."""
+    # A class is built once, with its parameters; its episodes share the instance.
     built: Any = target(**hello.params) if inspect.isclass(target) else target
     params = {} if built is not target else hello.params
-    reads, limits = fields_read(hello.name, built), Limits(*hello.limits)
+    reads = fields_read(hello.name, built)
+    limits = Limits(*hello.limits)
     return lambda facts: built(**{name: {**facts, "limits": limits}[name] for name in reads}, **params), reads
 
 
@@ -166,11 +168,11 @@ def _check_table(hello: Hello, target: Callable[..., Any]) -> None:
 
     The run cannot check this with a schema if the environment belongs to another interpreter.
     """
+    # Positional parameters are fields of the problem, keyword-only ones are keys of the table.
     table = {p.name: p.default for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY}
     lacking = [name for name, default in table.items() if default is inspect.Parameter.empty]
-    wrong = [name for name in lacking if name not in hello.params] + [
-        name for name in hello.params if name not in table
-    ]
+    wrong = [name for name in lacking if name not in hello.params]
+    wrong += [name for name in hello.params if name not in table]
     if wrong:
         takes = ", ".join(table) or "no parameters"
         raise ComponentError(f'environment "{hello.name}": {", ".join(wrong)}: missing or unknown', f"it takes {takes}")
@@ -193,6 +195,7 @@ def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], A
     timeout_s = max(hello.timeout_s for hello in settings.values())
     # The registry needs libraries that this interpreter may not have.
     contract.in_worker = True
+    # A user's module may write `from retrain import environment`, which would load the registry.
     vars(sys.modules["retrain"])["environment"] = contract.environment
     try:
         episodes = LiveEpisodes(settings)

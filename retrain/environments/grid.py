@@ -32,8 +32,9 @@ def grid(
         north -= (action.strip() == "n") - (action.strip() == "s")
         if (east, north) == (0, 0):
             return {"reached": 1.0, "nearer": shaping * distance / start}
-        nearer, distance = distance - abs(east) - abs(north), abs(east) + abs(north)
+        nearer = distance - abs(east) - abs(north)
+        distance -= nearer
+        # The last step has no observation after it that could carry its reward.
         if left == 0:
             return {"reached": 0.0, "nearer": shaping * nearer / start}
         action = yield Observation(f"{east} {north}:", reward=shaping * nearer / start)
-    return None

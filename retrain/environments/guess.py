@@ -28,17 +28,21 @@ def guess(
     Args:
         top: the largest number.
         guesses: number of guesses.
-        shaping: sum of the guesses' rewards in an episode that finds the number, without `found`.
+        shaping: largest sum of the guesses' rewards in an episode, without `found`.
     """
-    low, high, number = 0, top, int(answer)
+    low, high = 0, top
+    number = int(answer)
     action = yield None
     for left in reversed(range(guesses)):
+        # -1 is outside of every range, so it is wasted like an excluded number.
         said = int(action) if action.strip().isdecimal() else -1
         if said == number:
             return {"found": 1.0}
+        # No hint after the last guess: nobody would read it.
         if left == 0:
             break
         before, forgot = high - low + 1, float(not low <= said <= high)
+        # A guess outside the range reveals nothing new.
         if low <= said < number:
             low = said + 1
         elif number < said <= high:

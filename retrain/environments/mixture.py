@@ -40,6 +40,7 @@ class Mixture(Task):
     def problem(self, index: int) -> Problem:
         """Return training problem number `index`."""
         labels, weights = list(self._parts), [part.weight for part in self._parts.values()]
+        # The number within its task depends on all draws before, so they are made in order and kept.
         while len(self._drawn) <= index:
             [label] = Random(derive_seed(self._seed, "mix", len(self._drawn))).choices(labels, weights)
             self._drawn.append((label, self._counts[label]))
@@ -63,7 +64,8 @@ class Mixture(Task):
     def fingerprint(self) -> str | None:
         """Return a hash of the tasks' data and weights; None if a task has no fingerprint."""
         facts = [(label, part.weight, part.task.fingerprint()) for label, part in self._parts.items()]
-        if any(data is None for _, _, data in facts):
+        # Without all of them, other data could pass for the same.
+        if any(fingerprint is None for _, _, fingerprint in facts):
             return None
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -71,10 +73,9 @@ class Mixture(Task):
         """Return the metrics that every task computes from the answers to its problems, named `LABEL/NAME`."""
         metrics = Metrics()
         for label, part in self._parts.items():
-            pairs = [pair for pair in zip(problems, answers, strict=True) if pair[0].environment == label]
-            figures = (
-                part.task.figures([problem for problem, _ in pairs], [several for _, several in pairs]) if pairs else {}
-            )
+            rows = [row for row, problem in enumerate(problems) if problem.environment == label]
+            # A mean over no problems would be reported as 0.
+            figures = part.task.figures([problems[row] for row in rows], [answers[row] for row in rows]) if rows else {}
             metrics |= {f"{label}/{name}": value for name, value in figures.items()}
         return metrics
 
@@ -103,4 +104,5 @@ class Mixture(Task):
 
 
 def _labelled(label: str, problem: Problem) -> Problem:
+    # Two tasks may have problems of the same id.
     return replace(problem, id=f"{label}/{problem.id}", environment=label)

@@ -25,14 +25,16 @@ def text_episode(
         ("failed", reason), or neither if the actions are used up before the end.
     """
     env = pool.env(problem.get("environment", ""), 0)
-    answer, turn, earned = event_loop.run(env.reset(problem, seed)), 0, 0.0
+    answer = event_loop.run(env.reset(problem, seed))
+    turn, earned = 0, 0.0
     while answer.kind == "observation":
         if text := "".join([*(text for _, text in answer.messages), answer.tools_text]):
             yield "environment", text
         if (reply := next(replies, None)) is None:
             return
         answer = event_loop.run(env.step(reply, "stop", turn, most))
-        turn, earned = turn + 1, earned + answer.reward
+        turn += 1
+        earned += answer.reward
         yield from [("reward", f"{answer.reward:g}")] if answer.reward else []
     if answer.kind != "end":
         yield "failed", f"after {turn} turns: {answer.detail or answer.kind}"

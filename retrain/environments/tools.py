@@ -21,8 +21,10 @@ from retrain.system import bubblewrap
 ToolCall = tuple[str, Mapping[str, Any] | str]
 """Name and arguments of a tool call; or "" and the reason why the text is not a valid call."""
 
-_PYTHON_S, _LONGEST = 5.0, 1 << 15
-"""Timeout of the tool `python` in seconds, and largest number of bytes of its output."""
+_PYTHON_S = 5.0
+"""Timeout of the tool `python` in seconds."""
+_LONGEST = 1 << 15
+"""Largest number of bytes of its output."""
 
 _TYPES: dict[tuple[type, ...], str] = {
     (bool,): "boolean",
@@ -37,7 +39,8 @@ _TYPES: dict[tuple[type, ...], str] = {
 _ARGUMENTS = re.compile(r"^Args:\n((?:[ \t]+\S.*\n?|[ \t]*\n)+)", re.MULTILINE)
 _ARGUMENT = re.compile(r"^( +)(\w+)(?: \(.*?\))?:(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
 _PYTHON = re.compile(r"```python[ \t]*\r?\n(.*?)(?:```|$)", re.DOTALL)
-_JSON, _TOOL_CALL = re.compile(r"```json[ \t]*\r?\n"), re.compile("<tool_call>")
+_JSON = re.compile(r"```json[ \t]*\r?\n")
+_TOOL_CALL = re.compile("<tool_call>")
 _BLANK = re.compile(r"\s*")
 _DECODER = json.JSONDecoder(strict=False)
 """Accepts line ends within strings, which models write in code."""
@@ -149,9 +152,11 @@ def called(
     schemas = [schema(name, function) for name, function in named.items()] if describe else []
     lines = "".join(json.dumps(schema) + "\n" for schema in schemas)
     action = yield Observation(first, tools=schemas, tools_text=f"\nTools:\n{lines}{how}" * describe)
+    # An action without a call is the final answer.
     while calls := parse(action):
         answers = [_call(named, name, arguments) for name, arguments in calls]
         broken = sum(text.startswith("error: ") for text in answers)
+        # The generator ends itself here, so that the caller can still ask the environment for its reward.
         if limits and (action.turn + 1 >= limits.max_turns or action.tokens_left <= 0):
             return
         action = yield Observation(
@@ -170,7 +175,8 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     Raises:
         ValueError: a positional-only parameter has no default.
     """
-    properties, required, doc = dict[str, Any](), list[str](), inspect.getdoc(function) or ""
+    properties, required = dict[str, Any](), list[str]()
+    doc = inspect.getdoc(function) or ""
     section = _ARGUMENTS.search(doc)
     about = {key: " ".join(text.split()) for _, key, text in _ARGUMENT.findall(section[1] if section else "")}
     for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
@@ -195,13 +201,14 @@ def shape(hint: Any) -> dict[str, Any]:
     if origin is Literal:
         return {**(shape(type(inner[0])) if len({type(value) for value in inner}) == 1 else {}), "enum": list(inner)}
     if origin in (Union, UnionType):
-        return {"anyOf": [shape(kind_of_value) for kind_of_value in inner]}
+        return {"anyOf": [shape(member) for member in inner]}
     if hint in (None, type(None)):
         return {"type": "null"}
     kind = origin or hint
     names = (name for types, name in _TYPES.items() if isinstance(kind, type) and issubclass(kind, types))
     shaped: dict[str, Any] = {"type": name} if (name := next(names, "")) else {}
     within = {"array": "items", "object": "additionalProperties"}.get(name)
+    # The last type: that of the values in dict[str, int]. A tuple has a type per place.
     return {**shaped, within: shape(inner[-1])} if within and inner and kind is not tuple else shaped
 
 
@@ -233,6 +240,7 @@ def _values(text: str, opening: re.Pattern[str], closing: str) -> Iterator[str]:
     """
     end = 0
     while opened := opening.search(text, end):
+        # Searched behind the JSON, which may contain the tag in a string.
         closed = text.find(closing, _decoded(text, opened.end())[1])
         end = len(text) if closed < 0 else closed
         yield text[opened.end() : end]
@@ -277,10 +285,11 @@ def _of_json(text: str) -> Iterator[ToolCall]:
 
 def _arguments(rest: dict[str, Any]) -> Any:
     """Return the arguments of a call from its keys without the name; None if there are other keys."""
-    given = rest.keys() - {"id", "type"}
-    if len(given) > 1 or not given <= {"arguments", "parameters"}:
+    # OpenAI's API adds these two.
+    keys = rest.keys() - {"id", "type"}
+    if len(keys) > 1 or not keys <= {"arguments", "parameters"}:
         return None
-    arguments = rest[given.pop()] if given else {}
+    arguments = rest[keys.pop()] if keys else {}
     return _DECODER.decode(arguments) if isinstance(arguments, str) else {} if arguments is None else arguments
 
 
@@ -301,8 +310,8 @@ def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping
     if name not in named:
         return f"error: there is no tool {name!r}; there are {', '.join(named)}"
     try:
-        result = named[name](**_converted(named[name], arguments))
-        return str(asyncio.run(result) if inspect.iscoroutine(result) else result)
+        returned = named[name](**_converted(named[name], arguments))
+        return str(asyncio.run(returned) if inspect.iscoroutine(returned) else returned)
     except _WrongTypeError as error:
         return f"error: {error}"
     except Exception as error:  # a wrong call is a mistake of the model, which sees the error as an observation
@@ -350,6 +359,7 @@ def _exact(value: Any, hint: Any) -> Any:
         )
     kind = shape(hint).get("type")
     if isinstance(value, str) and kind not in (None, "string"):
+        # Models write Python's constants where JSON's belong.
         value = json.loads(value if value not in ("True", "False", "None") else value.lower().replace("none", "null"))
     return _of_kind(value, kind, origin or hint, inner)
 
@@ -370,6 +380,7 @@ def _from_text(value: Any, choices: tuple[Any, ...]) -> list[Any]:
 
 def _of_kind(value: Any, kind: str | None, cls: Any, inner: tuple[Any, ...]) -> Any:
     """Return a parsed value as the type `cls`, whose JSON type is `kind`; `inner` are the types of its members."""
+    # Python's bool is an int.
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     match kind:
         case "integer" if number and (isinstance(value, int) or value.is_integer()):
@@ -377,6 +388,7 @@ def _of_kind(value: Any, kind: str | None, cls: Any, inner: tuple[Any, ...]) -> 
         case "number" if number:
             return float(value)
         case "string" if isinstance(value, str) or number:
+            # A model often writes 42 for a text of digits.
             return value if isinstance(value, str) else json.dumps(value)
         case "boolean" if isinstance(value, bool):
             return value

@@ -51,6 +51,7 @@ class FusedScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         logits, tokens, normalizer, entropy = ctx.saved_tensors
+        # One compiled function for all cases: a missing gradient is 0.
         slopes = [torch.zeros_like(entropy) if grad is None else grad for grad in grads[:2]]
         return _compiled(gradient)(logits, tokens, ctx.temperature, normalizer, entropy, *slopes), None, None, None
 
@@ -70,6 +71,7 @@ def scores(
     """
     z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     normalizer = torch.logsumexp(z, -1)
+    # Clamped, because a forbidden token has p = 0 and ln p = -inf, whose product is NaN.
     logs = (z - normalizer[:, None]).clamp_min(FLOOR)
     p = logs.exp()
     entropy = -(p * logs).sum(-1)
@@ -112,6 +114,7 @@ def reason(problem: Exception) -> str:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # The number of tokens differs from call to call; with static shapes each would compile again.
     return torch.compile(function, dynamic=True)
 
 
@@ -126,9 +129,10 @@ def can_fuse(logits: Tensor, tokens: Tensor) -> bool:
     if logits.dtype not in _compiles and not _failed:
         logits, tokens = logits.detach()[:_PROBED_ROWS], tokens[:_PROBED_ROWS]
         try:
-            _, entropy, _, slope, normalizer = _compiled(scores)(logits, tokens, 1.0, False)
-            _compiled(gradient)(logits, tokens, 1.0, normalizer, entropy, slope, slope)
+            _, entropy, _, zeros, normalizer = _compiled(scores)(logits, tokens, 1.0, False)
+            _compiled(gradient)(logits, tokens, 1.0, normalizer, entropy, zeros, zeros)
             _compiles.add(logits.dtype)
+        # Memory would be short without the compiler, too, so this does not speak against it.
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:  # a compiler may raise anything; the operations run one after the other then

@@ -76,16 +76,17 @@ def token_scores(  # noqa: PLR0913 - three inputs and four keys
 
     compute = scorer or operation_by_operation
 
-    def score(part: Tensor, targets: Tensor) -> Any:
-        return compute(head(part), targets, temperature, squares)
+    def score(states: Tensor, targets: Tensor) -> Any:
+        return compute(head(states), targets, temperature, squares)
 
     if len(tokens) <= chunk:
         return TokenScores(*score(hidden, tokens))
-    parts = [
-        checkpoint(score, part, targets, use_reentrant=False, preserve_rng_state=False)
-        for part, targets in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
+    # Scoring draws no random numbers, so the backward pass need not restore the generators' states.
+    chunks = [
+        checkpoint(score, states, targets, use_reentrant=False, preserve_rng_state=False)
+        for states, targets in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
     ]
-    return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return TokenScores(*(torch.cat(column) for column in zip(*chunks, strict=True)))
 
 
 ScoreTensors = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -112,20 +113,24 @@ class _Scores(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, squares: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # At least float32: bfloat16 has 8 bits, too few for a sum over a vocabulary.
         wide = torch.promote_types(logits.dtype, torch.float32)
         logprobs, entropy, varentropy, collision = logits.new_zeros(4, len(logits), dtype=wide)
         for rows, work in _blocks(logits, wide):
             logs = _logs(logits[rows], temperature, work)
             logprobs[rows] = logs.gather(-1, tokens[rows, None])[:, 0]
+            # `log_softmax` has written to new memory, so `work` is free for the probabilities.
             p = torch.exp(logs, out=work)
             if squares:
                 collision[rows] = torch.linalg.vecdot(p, p)
             weighted = p.mul_(logs)
             entropy[rows] = -weighted.sum(-1)
+            # The difference of two nearly equal numbers may be slightly negative.
             varentropy[rows] = (torch.linalg.vecdot(weighted, logs) - entropy[rows].square()).clamp_min_(0)
         ctx.save_for_backward(logits, tokens, entropy)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(varentropy, collision)
+        # An unused output then has the gradient None instead of zeros, which saves passes in `backward`.
         ctx.set_materialize_grads(False)
         return logprobs, entropy, varentropy, collision
 
@@ -137,6 +142,7 @@ class _Scores(torch.autograd.Function):
         for rows, work in _blocks(logits, entropy.dtype):
             logs = _logs(logits[rows], ctx.temperature, work)
             out = torch.exp(logs, out=work)
+            # The usual case, a loss without an entropy term, needs two passes less.
             if entropy_grad is None:
                 assert logprob_grad is not None
                 out.mul_(-logprob_grad[rows, None])
@@ -157,6 +163,7 @@ def _logs(logits: Tensor, temperature: float, work: Tensor) -> Tensor:
         temperature: sampling temperature.
         work: scratch memory of the same shape, with the dtype of the result.
     """
+    # Clamped before anything multiplies it by p: 0 * -inf is NaN.
     return torch.log_softmax(work.copy_(logits).div_(temperature), -1).clamp_min_(FLOOR)
 
 

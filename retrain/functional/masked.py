@@ -10,6 +10,7 @@ from torch import Tensor
 
 def keep(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
     """Return the values, with exactly 0 outside the mask."""
+    # Not a product with the mask: NaN * 0 is NaN.
     return values.where(mask, 0.0)
 
 
@@ -37,6 +38,7 @@ def turn_sum(
 
     `turn_ids` number the turns of a row from 0.
     """
+    # Ids outside the mask may be anything, but each must be a valid index.
     ids = turn_ids.masked_fill(~mask, 0)
     sums = values.new_zeros(len(ids), int(ids.max()) + 1)
     return keep(sums.scatter_add(1, ids, keep(values, mask)).gather(1, ids), mask)
@@ -52,6 +54,7 @@ def turn_mean(
 def turn_ends(mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
     """Return a mask that is True only at the last masked position of each turn."""
     ids = turn_ids.masked_fill(~mask, 0)
+    # -1 at positions outside the mask, so that none of them is the last of its turn.
     columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape).masked_fill(~mask, -1)
     last = columns.new_full((len(ids), int(ids.max()) + 1), -1).scatter_reduce(1, ids, columns, "amax")
     return mask & (columns == last.gather(1, ids))
@@ -72,12 +75,13 @@ def top_fraction(
     groups = torch.unique(group_ids, return_inverse=True)[1][:, None].expand(mask.shape)[mask]
     flat = values[mask]
     order = flat.argsort(descending=True)
+    # A stable sort by group keeps the descending order of values inside each group.
     order = order[groups[order].argsort(stable=True)]
     sizes = torch.bincount(groups)
-    first = sizes.cumsum(0) - sizes
+    starts = sizes.cumsum(0) - sizes
     # Computed in float64 and minus an epsilon, so that ceil(0.3 * 50) is 15 despite binary rounding.
-    kept = (sizes.double() * fraction - 1e-9).ceil().long().clamp(min=1)
-    lowest = flat[order][first + kept - 1] if len(flat) else flat
+    counts = (sizes.double() * fraction - 1e-9).ceil().long().clamp(min=1)
+    lowest = flat[order][starts + counts - 1] if len(flat) else flat
     selected = torch.zeros_like(mask)
     selected[mask] = flat >= lowest[groups]
     return selected
@@ -89,9 +93,10 @@ def row_top(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: f
     Among equal values, the earlier positions are selected.
     """
     order = values.masked_fill(~mask, -torch.inf).argsort(dim=-1, descending=True, stable=True)
-    kept = (mask.sum(-1, keepdim=True).double() * fraction - 1e-9).ceil()
-    first = torch.arange(mask.shape[1], device=mask.device) < kept
-    return torch.zeros_like(mask).scatter(-1, order, first) & mask
+    # Minus an epsilon, as in `top_fraction`.
+    count = (mask.sum(-1, keepdim=True).double() * fraction - 1e-9).ceil()
+    is_high = torch.arange(mask.shape[1], device=mask.device) < count
+    return torch.zeros_like(mask).scatter(-1, order, is_high) & mask
 
 
 def row_above(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: float) -> Bool[Tensor, "N T"]:
@@ -101,6 +106,8 @@ def row_above(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction:
     min(int((1 - fraction) * n), n - 1), counted from 0.
     """
     count = mask.sum(-1, keepdim=True)
+    # An empty row has no index n - 1; it reads the infinity at 0, above which no value is.
     position = torch.minimum(((1 - fraction) * count.double()).long(), (count - 1).clamp(min=0))
+    # Infinity sorts the positions outside the mask behind the row's n values.
     threshold = values.masked_fill(~mask, torch.inf).sort(-1).values.gather(-1, position)
     return (values > threshold) & mask

@@ -23,12 +23,13 @@ def stochastic(values: Float[Tensor, "..."], generator: torch.Generator, out: Fl
         out: [...] float32, contiguous; may be `values`.
     References: Gupta et al., Deep Learning with Limited Numerical Precision, arXiv:1502.02551 (stochastic rounding).
     """
-    flat, target = values.reshape(-1), out.view(-1)
+    flat = values.reshape(-1)
+    target = out.view(-1)  # `view` and not `reshape`, which could write into a copy
     size = _BLOCK if flat.device.type == "cpu" else max(1, len(flat))
-    for part, result in zip(flat.split(size), target.split(size), strict=True):
+    for block, rounded in zip(flat.split(size), target.split(size), strict=True):
         # Each draw gives four 16-bit numbers. One of them is added to the lower half of each float32, and the carry
         # rounds the upper half up.
-        draws = torch.empty(-(-len(part) // 4), dtype=torch.int64, device=part.device)
-        noise = draws.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(part)]
-        bits = noise.to(torch.int32).bitwise_and_(0xFFFF).add_(part.view(torch.int32)).bitwise_and_(_BFLOAT16_BITS)
-        result.copy_(bits.view(torch.float32))
+        draws = torch.empty(-(-len(block) // 4), dtype=torch.int64, device=block.device)
+        noise = draws.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(block)]
+        bits = noise.to(torch.int32).bitwise_and_(0xFFFF).add_(block.view(torch.int32)).bitwise_and_(_BFLOAT16_BITS)
+        rounded.copy_(bits.view(torch.float32))

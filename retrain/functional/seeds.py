@@ -16,6 +16,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
     as in `derive_seed(seed, "sampling", step)`, a resumed run draws the same numbers as an uninterrupted one.
     """
     text = "/".join(str(part) for part in (seed, *names))
+    # Without its lowest bit the number fits a signed 64-bit integer.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
@@ -25,6 +26,15 @@ def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
     order = list(range(count))
     Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
     return order
+
+
+_HELDOUT_SHARE = 8
+"""One problem in this many is held out."""
+
+
+def is_heldout(key: str) -> bool:
+    """Return whether the problem with this key is held out, whatever the seed of the run."""
+    return hashlib.sha256(key.encode()).digest()[0] % _HELDOUT_SHARE == 0
 
 
 def digest_of(*parts: Any) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A placeholder in a template. Empty braces are plain text."""
 
 
@@ -18,6 +18,7 @@ def column(row: Mapping[str, Any], name: str) -> list[Any]:
         if not isinstance(value, Mapping) or part not in value:
             return []
         value = cast("Mapping[str, Any]", value)[part]
+    # A list, because the value itself may be None.
     return [value]
 
 

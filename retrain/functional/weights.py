@@ -82,6 +82,7 @@ class LazyWeights(Mapping[str, "Tensor"]):
     @cached_property
     def untied(self) -> list[str]:
         """Names of the tensors, without those that are tied to an earlier name."""
+        # Reversed, so that of tied names the first one remains in the dict.
         first = {id(value): name for name, value in reversed([*self.held.items()])}
         return [name for name, value in self.held.items() if first[id(value)] == name]
 
@@ -90,10 +91,6 @@ class LazyWeights(Mapping[str, "Tensor"]):
         if name not in self.held:  # raised before the ranks communicate, which would hang
             raise KeyError(name)
         return self._read(name)
-
-    def read_by(self, read: Callable[[str], Tensor]) -> LazyWeights:
-        """Return the same weights with another function that reads a tensor."""
-        return LazyWeights(self.held, read, shapes=self.shapes, updates=self.updates, rank=self.rank)
 
     def adapted(self, updates: Mapping[str, LowRank]) -> LazyWeights:
         """Return the same weights with these LoRA updates."""

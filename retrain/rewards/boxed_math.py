@@ -89,7 +89,7 @@ def _stated(text: str) -> str:
 
 
 def _is_simplified(prediction: str, wanted: str) -> bool:
-    """Return whether `found` is one number, and a fraction such as 12/2 only if the answer is a fraction as well."""
+    """Return whether `prediction` is one number, and a fraction such as 12/2 only if the answer is one as well."""
     number = decorated_number(prediction)
     if number is None:
         return False
@@ -101,7 +101,8 @@ def last_box(text: str) -> str | None:
     start = text.rfind(_BOX)
     if start < 0:
         return None
-    depth, start = 1, start + len(_BOX)
+    depth = 1
+    start += len(_BOX)
     for brace in _BRACE.finditer(text, start):  # \\ is a line break, and \{ an escaped brace
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
@@ -117,7 +118,7 @@ def symbolic_equal(prediction: str, answer: str, value: bool = False) -> bool:
     Args:
         prediction: the expression of the completion.
         answer: the reference answer.
-        value: reject `found` if it contains arithmetic with numbers, such as 665+147, and `answer` does not.
+        value: reject `prediction` if it contains arithmetic with numbers, such as 665+147, and `answer` does not.
     """
     prediction, answer = prediction.strip(), answer.strip()
     if prediction == answer:
@@ -126,6 +127,7 @@ def symbolic_equal(prediction: str, answer: str, value: bool = False) -> bool:
         return False
     if _signs(prediction) != _signs(answer) or _BASE.findall(prediction) not in ([], _BASE.findall(answer)):
         return False
+    # If the answer is a word, the completion must be this word.
     words = _WORD.fullmatch(prediction), _WORD.fullmatch(answer)
     if words[1] is not None:
         return words[0] is not None and words[0][1] == words[1][1]
@@ -160,6 +162,7 @@ def _differ(first: Any, other: Any) -> bool:
     sympy = library("sympy", "math")
     if isinstance(first, sympy.Expr) and isinstance(other, sympy.Expr):
         symbols = sorted(first.free_symbols | other.free_symbols, key=str)
+        # Distinct values without a special meaning, so that unequal expressions are unlikely to agree there.
         point = {symbol: sympy.Rational(97 + 4 * index, 64) for index, symbol in enumerate(symbols)}
         return _numbers_differ(first.subs(point), other.subs(point))
     pairs = zip(_parts(first, other), _parts(other, first), strict=False)
@@ -186,9 +189,11 @@ def _numbers_differ(first: Any, other: Any) -> bool:
         number.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in number.atoms(sympy.Float)})
         for number in (first, other)
     )
+    # 10^(10^9) is a rational number, too, but writing it out would fill the memory.
     sizes = [sympy.log(sympy.Abs(number), 10).evalf() for number in (first, other)]
     if first.is_rational and other.is_rational and all(size.is_finite and abs(size) < _MAX_DIGITS for size in sizes):
         return first.doit() != other.doit()
+    # 60 digits, so that the relative tolerance of 1e-40 is above the rounding.
     left, right = first.evalf(60), other.evalf(60)
     if not (left.is_finite and right.is_finite):
         return bool(left.is_infinite or right.is_infinite) and left != right
@@ -210,6 +215,7 @@ def _is_arithmetic(node: Any) -> bool:
     sympy = library("sympy", "math")
     numbers = [number for number in node.args if isinstance(number, sympy.Number)]
     if isinstance(node, sympy.Add | sympy.Mul):
+        # A factor of 1 or -1 is a sign, as in -x.
         return sum(abs(number) != 1 or isinstance(node, sympy.Add) for number in numbers) > 1
     if isinstance(node, sympy.Pow) and len(numbers) == 2:
         base, power = numbers

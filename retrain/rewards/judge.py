@@ -87,8 +87,10 @@ class Judge(JudgeEndpoint):
         else:
             line = last_line(answer)
             matches = [*re.finditer(self.pattern, line)]
+            # Two scores on the last line may be a quotation and a verdict, and nobody knows which is which.
             value = matches[0][1] if len(matches) == 1 and matches[0].start() == 0 else None
             scale = _OUT_OF.search(line) if self.pattern == _SCORE else None
+            # "3/10" on a scale to 5 would count as 3 of 5.
             if scale and float(scale[1]) != self.highest:
                 raise ValueError(f"the judge's score is out of {scale[1]}, not out of {self.highest:g}")
         return self.scaled(value, answer)
@@ -99,12 +101,14 @@ def _final_object(text: str, key: str) -> Any:
 
     The object may be in a fenced block.
     """
-    text, decoder = text.rstrip("` \n\t\r"), json.JSONDecoder(object_pairs_hook=_once)
+    text = text.rstrip("` \n\t\r")
+    decoder = json.JSONDecoder(object_pairs_hook=_once)
     for start in (brace.start() for brace in re.finditer(r"\{", text)):
         try:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
+        # Only the outermost object at the end: earlier ones may quote the completion.
         if end == len(text):
             return value.get(key)
     return None

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field
 
-from retrain.functional.templates import PLACE, as_text, column
+from retrain.functional.templates import PLACEHOLDER, as_text, column
 from retrain.registry import Finding
 from retrain.registry.traits import ComponentCheck
 from retrain.rewards.rubric import Item, Rubric, Weighted
@@ -31,6 +31,7 @@ _RETRIED = (408, 409, 425, 429)
 """HTTP status codes below 500 after which a request is repeated."""
 
 _CALL_S = 60.0
+# A judge answers with a few kilobytes; anything near 16 MB is a mistake of the server.
 _MAX_BYTES = 1 << 24
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -76,10 +77,12 @@ class JudgeEndpoint:
 
     def __post_init__(self) -> None:
         self._rubric = rubric_in(vars(self))
+        # Some people copy the whole address of the endpoint.
         self._url = f"{self.base_url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
-        self._gap_s, self._next = 60.0 / self.per_minute if self.per_minute else 0.0, 0.0
+        self._gap_s = 60.0 / self.per_minute if self.per_minute else 0.0
+        self._next = 0.0
         self._folder = expanded(self.cache) if self.cache else None
-        self._known: dict[str, asyncio.Future[Any]] = {}
+        self._requests: dict[str, asyncio.Future[Any]] = {}
         self._calls = Calls(_CALL_S, _MAX_BYTES, key_from(self.api_key_env))
 
     def criteria_of(self, problem: Mapping[str, Any]) -> list[Weighted] | None:
@@ -102,6 +105,7 @@ class JudgeEndpoint:
         if criteria is None:
             return [await self._request(question(""), read, how)]
         texts = [question(criterion.text) for criterion in criteria]
+        # All criteria are asked even if one fails, so that the next attempt knows their answers.
         results = await asyncio.gather(*(self._request(text, read, how) for text in texts), return_exceptions=True)
         for criterion, result in zip(criteria, results, strict=True):
             if isinstance(result, BaseException):
@@ -111,13 +115,15 @@ class JudgeEndpoint:
     async def _request(self, text: str, read: Callable[[str], T], how: Sequence[Any]) -> T:
         settings = {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature}
         body = {**settings, "messages": [{"role": "user", "content": text}]}
+        # Everything that the result depends on, because the digest also names the file in the cache.
         digest = hashlib.sha256(json.dumps([self._url, body, *how], sort_keys=True).encode()).hexdigest()
-        if digest not in self._known:
-            self._known[digest] = asyncio.ensure_future(self._judged(digest, body, read))
+        if digest not in self._requests:
+            self._requests[digest] = asyncio.ensure_future(self._judged(digest, body, read))
         try:
-            return await asyncio.shield(self._known[digest])
+            # Others may wait for the same answer, so the time limit of this completion must not cancel the request.
+            return await asyncio.shield(self._requests[digest])
         except Exception:
-            self._known.pop(digest, None)  # a later request may succeed
+            self._requests.pop(digest, None)  # a later request may succeed
             raise
 
     async def _judged(self, digest: str, body: Mapping[str, Any], read: Callable[[str], T]) -> T:
@@ -141,23 +147,27 @@ class JudgeEndpoint:
                 await self._turn()
                 reply = await self._calls.request(self._url, body)
                 answer = str(reply["choices"][0]["message"]["content"])
-                read(answer)
+                read(answer)  # raises for an invalid answer, which is then asked for again instead of cached
                 return answer
             except FAILURES as error:
+                # Another 4xx, such as a wrong key, gives the same answer at every attempt.
                 refused = isinstance(error, HttpError) and error.code < 500 and error.code not in _RETRIED
                 if attempt == self.retries or refused:
                     raise
+            # An overloaded server recovers only if its clients wait longer each time.
             await asyncio.sleep(0.5 * 2**attempt)
             attempt += 1
 
     async def _turn(self) -> None:
         """Wait until the rate limit allows the next request."""
+        # The time is taken before the wait, so that concurrent requests queue behind each other.
         self._next = max(self._next + self._gap_s, time.monotonic())
         await asyncio.sleep(self._next - time.monotonic())
 
     def scaled(self, value: Any, answer: str) -> float:
         """Scale a score of the judge to [0, 1]; raise ValueError if it is not a number within the judge's scale."""
         try:
+            # JSON's true would be the number 1.
             if isinstance(value, bool):
                 raise TypeError
             number = float(value.replace(",", ".") if isinstance(value, str) else value)
@@ -189,11 +199,11 @@ def filled(template: str, problem: Mapping[str, Any], fields: Mapping[str, str])
     def shown(name: str) -> str:
         if name in named:
             return named[name]
-        if value := column(row, name):
-            return as_text(value[0])
+        if cells := column(row, name):
+            return as_text(cells[0])
         raise BadRow(f'no field "{name}", which prompt shows; it has {", ".join((*named, *row))}')
 
-    return PLACE.sub(lambda match: shown(match[1]), template)
+    return PLACEHOLDER.sub(lambda match: shown(match[1]), template)
 
 
 def question_text(prompt: Any) -> str:
@@ -262,6 +272,7 @@ def _rubric_mistakes(rubric: Rubric) -> Iterator[Finding]:
     fix = "name it with letters, digits, '_', '-' and '.', as in \"correct\""
     for index, criterion in enumerate(rubric.fixed):
         name = criterion.get("name", "correct")
+        # The part "score" is the reward itself.
         if not _NAME.fullmatch(name) or name == "score":
             yield Finding(("rubric", index, "name"), f'"{name}" cannot name a part of the reward', fix)
         if name in rubric.parts:

@@ -64,14 +64,11 @@ class JudgeGroup(JudgeEndpoint):
         criteria = self.criteria_of(problem)
         if criteria == []:
             return [None] * len(group)
-        shown = [
-            problem["prompt"],
-            problem["answer"],
-            problem["extra"],
-            [criterion.text for criterion in criteria or ()],
-        ]
+        criteria_texts = [criterion.text for criterion in criteria or ()]
+        shown = [problem["prompt"], problem["answer"], problem["extra"], criteria_texts]
         marks = marked([item["completion"] for item in group], json.dumps(shown, default=str))
         values_by_mark: list[Mapping[str, float]]
+        # There is nothing to compare, and no request to pay for.
         if self.mode == "ranking" and len(marks) == 1:
             values_by_mark = [dict.fromkeys(marks.values(), 0.5)] * (1 if criteria is None else len(criteria))
         else:
@@ -133,11 +130,13 @@ def marked(texts: Sequence[str], shown: str) -> dict[str, str]:
         texts: the completions.
         shown: the other texts that the judge sees.
     """
+    # Sorted, so that the marks do not depend on the order of the completions, which a judge might prefer.
     distinct = sorted({*texts})
     around = [*distinct, shown]
     for salt in count():
         seed = json.dumps([salt, *around])
         marks = {_mark(f"{index} {seed}"): text for index, text in enumerate(distinct)}
+        # A completion that contains a mark could end its own text and add a score.
         if len(marks) == len(distinct) and not any(mark in text.upper() for mark in marks for text in around):
             return {marks[mark]: mark for mark in sorted(marks)}
     raise AssertionError  # a salt is found
@@ -175,8 +174,10 @@ def ranks_in(answer: str, marks: Sequence[str]) -> dict[str, float]:
         [mark.strip(_DECORATION).upper() for mark in level.split("=")] for level in line[1].rstrip(" .").split(">")
     ]
     _check_marks([mark for level in levels for mark in level], marks)
-    shares, worse = dict[str, float](), len(marks)
+    shares = dict[str, float]()
+    worse = len(marks)
     for level in levels:
+        # Equals count half, so that the ranks of a group always have the mean 1/2.
         worse -= len(level)
         shares |= dict.fromkeys(level, (worse + (len(level) - 1) / 2) / max(1, len(marks) - 1))
     return shares

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,19 +86,21 @@ class RewardPool:
         self._max_failed = max_failed
         self._reported: set[str] = set()
         paths = tuple(str(path) for path in search_paths)
+        # A worker has one time limit, and runs either coroutines or plain functions.
         shared: dict[tuple[float, bool], list[int]] = {}
         for number, (entry, form) in enumerate(zip(entries, self._forms, strict=True)):
             shared.setdefault((entry.seconds(timeout_s), form.is_async), []).append(number)
         self._worker_groups: list[tuple[list[int], _RewardWorkers]] = []
         for (seconds, is_async), numbers in shared.items():
-            some = [entries[number].bound for number in numbers]
+            bounds = [entries[number].bound for number in numbers]
             targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
             size = min(workers, 1) if is_async else workers  # a judge limits its request rate within one event loop
             settings = Settings(targets, paths, seconds, is_async)
-            group = _RewardWorkers(settings, memory_mb, [*env, *_variables(some)], size, log)
+            group = _RewardWorkers(settings, memory_mb, [*env, *_variables(bounds)], size, log)
             self._worker_groups.append((numbers, group))
         self._ranks = ranks
-        self._score_all([])  # load all rewards now, so that errors appear before the first step
+        # All rewards are loaded now, so that errors appear before the first step.
+        ranks.on_rank0(lambda: self._score_on_this_rank([]))
 
     def __enter__(self) -> RewardPool:
         return self
@@ -120,14 +123,11 @@ class RewardPool:
         Raises:
             UserCodeError: more than `max_failed` of the items could not be scored.
         """
-        return self._score_all(items) if items else []
-
-    def _score_all(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
-        return self._ranks.on_rank0(lambda: self._score_on_this_rank(items))
+        return self._ranks.on_rank0(lambda: self._score_on_this_rank(items)) if items else []
 
     def _score_on_this_rank(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
         results = self._call_all(items)
-        scores = [self._combine(some) for some in results]
+        scores = [self._combine(results_of_item) for results_of_item in results]
         if items:
             self._report(items, results, scores)
         return scores
@@ -141,52 +141,50 @@ class RewardPool:
         ]
 
         answers = event_loop.gather(
-            workers.call_all([call for call, _ in some])
-            for (_, workers), some in zip(self._worker_groups, calls, strict=True)
+            workers.call_all([call for call, _ in group_calls])
+            for (_, workers), group_calls in zip(self._worker_groups, calls, strict=True)
         )
         try:
-            every = event_loop.run(answers)
+            results_by_group = event_loop.run(answers)
         except BaseException:
             self.close()  # cancelling a coroutine does not interrupt its worker
             raise
-        for (numbers, _), some, results_of_calls in zip(self._worker_groups, calls, every, strict=True):
-            for ((position, _), indices), results in zip(some, results_of_calls, strict=True):
+        for (numbers, _), group_calls, group_results in zip(self._worker_groups, calls, results_by_group, strict=True):
+            for ((position, _), indices), results in zip(group_calls, group_results, strict=True):
                 for index, result in zip(indices, results, strict=True):
                     by_item[index][numbers[position]] = result
         return [[results[number] for number in range(len(self.names))] for results in by_item]
 
     def _calls(
         self, position: int, number: int, items: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[_RewardCall, list[int]]]:
+    ) -> Iterator[tuple[_RewardCall, list[int]]]:
         """Split the items into the calls of a reward.
 
         Args:
             position: index of the reward among those of its workers.
             number: index of the reward in the pool.
             items: the completions.
-        Returns:
+        Yields:
             Each call, with the indices of the items that it scores.
         """
         if GROUP in (reads := self._forms[number].reads):
+            # A reward that compares completions sees a whole group, also when a call has several groups.
             units = _groups(items)
             given = [{GROUP: [{k: items[i][k] for k in FIELDS if k in items[i]} for i in unit]} for unit in units]
         else:
             units = [[index] for index in range(len(items))]
             given = [{name: item[name] for name in reads} for item in items]
         width = self._batch_sizes[number] or max(1, len(given))
-        return [
-            (
-                (position, given[first : first + width]),
-                [index for unit in units[first : first + width] for index in unit],
-            )
-            for first in range(0, len(given), width)
-        ]
+        for first in range(0, len(given), width):
+            part = slice(first, first + width)
+            yield (position, given[part]), [index for unit in units[part] for index in unit]
 
     def _combine(self, results: Sequence[RewardResult]) -> Score:
         """Compute the score of a completion from the results of all rewards."""
         parts = {name: result.value for name, result in zip(self.names, results, strict=True)}
         for name, result in zip(self.names, results, strict=True):
             parts |= {f"{name}/{key}": value for key, value in result.parts.items()}
+        # One failed reward fails the completion: a sum without it would compare unlike things.
         failed = next((result for result in results if result.status != "ok"), None)
         if failed is not None:
             return Score(None, parts, None, cast("Any", failed.status), failed.detail)
@@ -194,8 +192,10 @@ class RewardPool:
         if not opinions:
             return Score(None, parts, None, "invalid", f"every reward ({', '.join(self.names)}) returned None")
         total = sum(self._weights[k] * value for k, value in opinions)
+        # Each value is in range, but a large weight can take their sum out of it.
         if not is_reward(total):
             return Score(None, parts, None, "invalid", f"the weighted sum of the rewards, {total:g}, is too large")
+        # A format reward must not decide whether an answer is correct.
         verdict = next((value for k, value in opinions if self._measures_correctness[k]), opinions[0][1])
         return Score(total, parts, verdict > 0.5)
 
@@ -203,7 +203,8 @@ class RewardPool:
         self, items: Sequence[Mapping[str, Any]], results: Sequence[Sequence[RewardResult]], scores: Sequence[Score]
     ) -> None:
         """Log each kind of failure once; raise UserCodeError if the share of failed items exceeds `max_failed`."""
-        for result in (result for some in results for result in some):
+        for result in chain.from_iterable(results):
+            # Without what follows the colon, which differs from completion to completion.
             kind = result.detail.partition(":")[0]
             if result.status != "ok" and kind not in self._reported:
                 self._reported.add(kind)
@@ -299,6 +300,7 @@ def _spent(result: list[RewardResult]) -> bool:
 
 def _repeat_failure(results: list[RewardResult], count: int) -> list[RewardResult]:
     """Repeat the failure of a whole call for each of its completions; return other results unchanged."""
+    # A call that fails as a whole has one result, whatever its number of completions.
     return results * count if len(results) == 1 and results[0].status != "ok" else results
 
 
@@ -311,12 +313,9 @@ def _parse_result(answer: Any, name: str) -> RewardResult:
         case ["ok", None | float() as value, dict() as parts, "", ""] if all(
             type(part) is float for part in parts.values()
         ):
-            finite = all(is_reward(number) for number in (value or 0.0, *parts.values()))
-            return (
-                RewardResult("ok", value, parts)
-                if finite
-                else invalid(name, {**parts, "score": value} if parts else value)
-            )
+            if all(is_reward(number) for number in (value or 0.0, *parts.values())):
+                return RewardResult("ok", value, parts)
+            return invalid(name, {**parts, "score": value} if parts else value)
         case [("error" | "invalid" | "timeout") as status, None, {}, str(detail), str(trace)]:
             return RewardResult(status, detail=detail[:_MAX_TEXT], trace=trace[-_MAX_TEXT:])
         case _:

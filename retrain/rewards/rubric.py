@@ -93,15 +93,15 @@ class Rubric(NamedTuple):
         """
         criteria = self.named()
         if self.field is not None:
-            if not (value := column(row, self.field)):
+            if not (cells := column(row, self.field)):
                 raise BadRow(f'no field "{self.field}", the rubric_field; it has {", ".join(row) or "none"}')
-            listed = checked(_COLUMN, {self.field: value[0]})[self.field]
-            criteria += [self._own(criterion, f"{self.field}[{index}]") for index, criterion in enumerate(listed)]
+            listed = checked(_COLUMN, {self.field: cells[0]})[self.field]
+            criteria += [self._weighted(criterion, f"{self.field}[{index}]") for index, criterion in enumerate(listed)]
         if criteria and not any(criterion.weight > 0 for criterion in criteria):
             raise BadRow("the rubric has no criterion with a positive weight")
         return criteria
 
-    def _own(self, criterion: Criterion, where: str) -> Weighted:
+    def _weighted(self, criterion: Criterion, where: str) -> Weighted:
         """Convert a criterion of the column; raise BadRow if its name is not one of `parts`."""
         name = criterion.get("name", "")
         if self.parts and name not in self.parts:
@@ -119,7 +119,9 @@ class Rubric(NamedTuple):
         parts: dict[str, float] = {}
         for criterion in self.named():
             parts[criterion.name] = parts.get(criterion.name, 0.0) + abs(criterion.weight)
+        # Faults lower the sum, but the best possible sum is that of the positive weights.
         total = sum(max(criterion.weight, 0.0) for criterion in self.named()) + sum(self.parts.values())
+        # Without a positive weight the rubric is refused elsewhere; here nothing may be divided by 0.
         return {name: weight / (total or 1.0) for name, weight in {**parts, **self.parts}.items()}
 
 

@@ -77,12 +77,13 @@ class Form(NamedTuple):
         columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
         if self.name == "trl":
             columns |= dict.fromkeys(name for name in _TRL_HOOKS if name in self.names)
+            # The first two are called, the state is only read.
             columns |= {name: _ignore for name in _TRL_HOOKS[:2] if name in self.names}
         if lacking := [name for name in self.required if name not in columns]:
             has = ", ".join(columns)
             raise ValueError(f"it reads {', '.join(lacking)}, but the rows of the data only have {has}")
-        given = {name: values for name, values in columns.items() if self.open or name in self.names}
-        return {name: values[0] for name, values in given.items()} if self.name == "verl" else given
+        arguments = {name: values for name, values in columns.items() if self.open or name in self.names}
+        return {name: values[0] for name, values in arguments.items()} if self.name == "verl" else arguments
 
     def _row(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values for one completion, by the parameter names of this convention."""
@@ -96,6 +97,7 @@ class Form(NamedTuple):
             return {**columns, "prompts": problem["prompt"], "completions": completion, **ids}
         stated: Any = extra.get("reward_model")
         answer = stated.get("ground_truth", item["answer"]) if isinstance(stated, dict) else item["answer"]
+        # verl's own data has the answer in `reward_model`, and other rows in their answer column.
         values = (extra.get("data_source", ""), item["completion"], answer, extra.get("extra_info") or {})
         return dict(zip(_VERL if self.name == "verl" else _VERL_BATCH, values, strict=True))
 
@@ -158,11 +160,8 @@ def form_of(component: Component) -> Form:
                 f'reward "{component.name}" takes only **keywords, and would be called with nothing',
                 f"name its parameters among: {', '.join(FIELDS)}",
             )
-    if any(
-        parameters[parameter].kind is inspect.Parameter.POSITIONAL_ONLY
-        for parameter in names
-        if parameter in (*reads, *required)
-    ):
+    passed = [parameters[parameter].kind for parameter in names if parameter in (*reads, *required)]
+    if inspect.Parameter.POSITIONAL_ONLY in passed:
         problem = f'reward "{component.name}" takes positional-only parameters'
         raise ComponentError(problem, "drop the / of its signature")
     return Form(name, reads, names, required, is_open, is_async)

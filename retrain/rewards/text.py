@@ -58,6 +58,7 @@ def exact(completion: str, answer: str, *, pattern: Capturing = r"(?:^|\n)so (\S
             captures the word after `so` on the last line.
     """
     matches = list(re.finditer(pattern, completion))
+    # A group that did not take part in the match is None.
     return float(bool(matches) and (matches[-1].group(1) or "").strip() == answer.strip())
 
 
@@ -74,7 +75,8 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
     """
     from retrain.functional.numbers import is_fraction, last_number, read_number  # no other reward here reads numbers
 
-    expected, written = read_number(reference(answer)), last_number(completion)
+    expected = read_number(reference(answer))
+    written = last_number(completion)
     if expected is None:
         raise ValueError(not_a_number(answer))
     number_written = None if written is None else read_number(written)
@@ -82,6 +84,7 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
         return float(number_written is not None)
     if tolerance is not None:
         return float(abs(number_written - expected) <= Fraction(tolerance) * max(1, abs(expected)))
+    # A rounded decimal of a fraction is accepted, a wrong fraction or whole number is not.
     decimal = expected.denominator > 1 and not (is_fraction(reference(answer)) and is_fraction(str(written)))
     return float(decimal and abs(number_written - expected) <= _TOLERANCE * abs(expected))
 

@@ -133,7 +133,7 @@ async def _score_concurrently(reward: LoadedReward, items: Sequence[Mapping[str,
     shares = [items] if reward.form.batch else [[item] for item in items]
     return [
         result
-        for results in await asyncio.gather(*(_await_reward(reward, some) for some in shares))
+        for results in await asyncio.gather(*(_await_reward(reward, share) for share in shares))
         for result in results
     ]
 

@@ -45,7 +45,8 @@ class Layout:
         """
         rows = [((*r.prompt_ids, *r.completion_ids), self._spans(r), r.sampler_logprobs) for r in rollouts]
         rows += [(row.ids, list(row.spans), ()) for row in experts]
-        shape, none = (len(rows), max(len(ids) for ids, _, _ in rows)), [0.0] * len(experts)
+        shape = (len(rows), max(len(ids) for ids, _, _ in rows))
+        none = [0.0] * len(experts)
         input_ids = torch.full(shape, self.pad_id, dtype=torch.long)
         attention, response = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
         logprobs = torch.zeros(shape)
@@ -57,6 +58,7 @@ class Layout:
             logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one per token after the prompt
         turn_ids, turn_rewards = _turns(rollouts, shape)
         greedy = [math.nan if r.greedy is None else r.greedy for r in rollouts] + [math.nan] * len(experts)
+        # Groups of their own, behind those of the rollouts, so that no baseline mixes both.
         first = max((rollout.group for rollout in rollouts), default=-1) + 1
         lengths = [*(r.length for r in rollouts), *(sum(end - start for start, end in row.spans) for row in experts)]
         groups = [*(r.group for r in rollouts), *range(first, first + len(experts))]
@@ -65,6 +67,7 @@ class Layout:
             input_ids=input_ids.to(device),
             attention_mask=attention.to(device),
             response_mask=response.to(device),
+            # Observations and masked rollouts have no log-probs to compare with.
             sampler_logprobs=logprobs.where(response, 0.0).to(device),
             rewards=torch.tensor([*(r.reward for r in rollouts), *none], dtype=torch.float32, device=device),
             correct=torch.tensor([*(bool(r.correct) for r in rollouts), *map(bool, none)], device=device),

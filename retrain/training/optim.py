@@ -35,6 +35,7 @@ def lr_factor(step: int, settings: PolicySettings) -> float:
         return (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":
         return 1.0
+    # Beyond total_steps a cosine would rise again.
     done = min(1.0, (step - settings.warmup_steps) / max(1, settings.total_steps - settings.warmup_steps))
     return 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
@@ -61,6 +62,7 @@ class Optimizer:
         named += [] if head is None else [(f"{VALUE_HEAD}{name}", p) for name, p in head.named_parameters()]
         self.parameters = {name: p for name, p in named if p.requires_grad}
         self._names: dict[Tensor, str] = {p: name for name, p in self.parameters.items()}
+        # Without Muon all are excluded from it.
         excluded = _embeddings_and_head(model) if settings.optimizer == "muon" else self._names.keys()
         muon = [p for p in self._names if p.ndim == 2 and p not in excluded]
         rest = [p for p in self._names if p.ndim != 2 or p in excluded]
@@ -105,23 +107,24 @@ class Optimizer:
 
     def _one_by_one(self, optimizer: torch.optim.Optimizer) -> None:
         """Update one parameter at a time; the moments of all other parameters stay in CPU memory."""
-        every = [(group, group["params"]) for group in optimizer.param_groups]
-        for group, _ in every:
+        groups = [(group, group["params"]) for group in optimizer.param_groups]
+        # Empty groups: the optimizer then sees, and steps, a single parameter at a time.
+        for group, _ in groups:
             group["params"] = []
-        for group, parameters in every:
+        for group, parameters in groups:
             for p in parameters:
                 group["params"] = [p]
                 optimizer.state[p] = _moved(optimizer.state[p], p.device)
                 optimizer.step()
                 optimizer.state[p] = _moved(optimizer.state[p], torch.device("cpu"))
             group["params"] = []
-        for group, parameters in every:
+        for group, parameters in groups:
             group["params"] = parameters
 
     def state_dict(self) -> State:
         """Return {parameter name: {"exp_avg": tensor, ...}}; the tensors are not copies."""
-        every = [(p, state) for o in self.optimizers for p, state in o.state.items()]
-        return {self._names[p]: {key: torch.as_tensor(value) for key, value in state.items()} for p, state in every}
+        states = [(p, state) for o in self.optimizers for p, state in o.state.items()]
+        return {self._names[p]: {key: torch.as_tensor(value) for key, value in state.items()} for p, state in states}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Restore the state that `state_dict` returned; the tensors are copied."""
@@ -136,6 +139,7 @@ class Optimizer:
 
 
 def _spaced(tensor: Tensor) -> Tensor:
+    # A stride that is rounded down gives a few more; the slice cuts them off.
     return tensor.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)][:_SAMPLED].float()
 
 

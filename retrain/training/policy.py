@@ -167,6 +167,7 @@ class TorchPolicy:
         """
         if self.adapter is not None:
             return self._base_logprobs
+        # Read now and not in the lambda, so that the copy has the initial weights.
         frozen = self._frozen
         return lambda batch: frozen.logprobs(batch)["old_logprobs"]
 
@@ -224,6 +225,7 @@ class TorchPolicy:
     @torch.no_grad()
     def _swap_earlier(self) -> None:
         for name, parameter in self.optimizer.parameters.items():
+            # Swapped in place, so that the device never holds two copies of the weights.
             shard = local(parameter)
             current = shard.to("cpu", copy=True)
             shard.copy_(self._earlier[name])
@@ -247,17 +249,19 @@ class TorchPolicy:
             mismatch/* of the first step. A step whose loss or gradient norm is not finite leaves the weights unchanged
             and reports update/nonfinite = 1. A step without rows that have a gradient reports update/skipped = 1.
         """
-        steps, reports, self._refused = self._plan(batch, objective), list[Metrics](), False
+        steps = self._plan(batch, objective)
+        reports = list[Metrics]()
+        self._refused = False
         for epoch in range(self.settings.epochs):
             if epoch and recredit is not None:
                 steps = self._recredited(steps, batch.replace(advantages=recredit()), objective)
             with self._own_adapter():
-                several = len(steps) * self.settings.epochs > 1 and "old_logprobs" in objective.reads
-                if several and not epoch:
+                scored_before = len(steps) * self.settings.epochs > 1 and "old_logprobs" in objective.reads
+                if scored_before and not epoch:
                     # In the micro-batches of the update: others round differently, and the first ratio would not be 1.
                     scored = [s.batch.replace(**self.forward.logprobs(s.batch, parts=s.parts)) for s in steps]
                     steps = [replace(step, batch=part) for step, part in zip(steps, scored, strict=True)]
-                reports += [self._take(step, objective, several) for step in steps]
+                reports += [self._take(step, objective, scored_before) for step in steps]
         self._floor = trim_freed_memory(self._floor)
         self.nonfinite = self.nonfinite + 1 if self._refused else 0
         # After the first step the weights differ from the sampler's, so that mismatch/* would not test the engine.
@@ -355,6 +359,7 @@ class TorchPolicy:
         A minibatch takes every `minibatches`-th row, so that the rows of a group are divided evenly among minibatches.
         """
         rows, steps = torch.arange(len(batch.input_ids), device=batch.input_ids.device), list[_Step]()
+        # Fewer rows than minibatches: an empty one would be a step without a gradient.
         for start in range(min(self.settings.minibatches, len(rows))):
             part = batch if self.settings.minibatches == 1 else batch.rows(rows[start :: self.settings.minibatches])
             live = objective.live_rows(part).nonzero()[:, 0].tolist()
@@ -385,6 +390,7 @@ class TorchPolicy:
                 width = rows.input_ids.shape[1]
                 with self.forward.attention(width):
                     columns = self._loss_columns(rows, objective, scored)
+                    # A repeated micro-batch does not count: its weights of 0 give gradients of 0.
                     weights = {name: weight[index, :width] * counts for name, weight in step.loss.weights.items()}
                     loss, sums = step.loss.of(columns, weights)
                     loss.backward()  # inside this block, because gradient checkpointing runs the attention again
@@ -438,7 +444,9 @@ class TorchPolicy:
         Raises:
             UserCodeError: a sampled weight has a gradient, and none has changed.
         """
+        # A sample suffices: a step moves nearly every weight that has a gradient.
         changed = not torch.equal(self.optimizer.sampled()[0], before)
+        # All ranks decide alike: one that raised alone would leave the others waiting.
         reports = self.ranks.all_gather((changed, lr > 0 and bool(gradient.any())))
         if not any(changed for changed, _ in reports) and any(moved for _, moved in reports):
             raise UserCodeError(
@@ -461,6 +469,7 @@ class _Tally:
         self.by_staleness: dict[int, Mismatch] = {}
 
     def add(self, rows: Batch, columns: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+        # Expert rows were not sampled, so there is no sampler to compare with.
         mask = rows.response_mask & ~rows.is_expert[:, None]
         forwarded = {"tokens/forwarded": rows.attention_mask.sum()}
         if "logprobs" not in columns:
@@ -514,6 +523,7 @@ def _lora() -> Any:
 
 def _value_head(model: Any) -> torch.nn.Linear:
     """Make a linear layer from hidden states to one number, with all parameters 0, on the model's device."""
+    # Zero: the first values are 0, as if there were no critic yet.
     head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1)
     for parameter in head.parameters():
         torch.nn.init.zeros_(parameter)

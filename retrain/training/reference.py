@@ -73,7 +73,8 @@ def scoring_batch(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
     Its rewards are 0. Groups and advantages have no meaning.
     """
     lengths = response_mask.sum(-1)
-    zeros, off = sampler_logprobs.new_zeros(len(lengths)), lengths < 0
+    zeros = sampler_logprobs.new_zeros(len(lengths))
+    off = lengths < 0  # all False, on the right device
     return Batch(
         input_ids, attention_mask, response_mask, sampler_logprobs, zeros, off, lengths, lengths, off, sampler_logprobs
     )
@@ -91,6 +92,7 @@ def sample_digest(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         flat = weights[name].detach().flatten()
         sample = flat[:: max(1, len(flat) // _SAMPLE)].cpu().contiguous()
+        # The shape, because the sample of a larger tensor may have the same bytes.
         digest.update(f"{name} {tuple(weights[name].shape)}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

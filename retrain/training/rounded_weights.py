@@ -40,7 +40,8 @@ class RoundedWeights:
     def round(self, step: int) -> None:
         """Set the parameters to the masters, rounded with the random numbers of optimizer step `step`."""
         for name, p in self._parameters.items():
-            values, names = local(p.detach()), ("rounding", step, name, *((self._rank,) if is_sharded(p) else ()))
+            values = local(p.detach())
+            names = ("rounding", step, name, *((self._rank,) if is_sharded(p) else ()))
             generator = torch.Generator(values.device).manual_seed(derive_seed(self._seed, *names))
             stochastic(local(self.masters[name]), generator, out=values)
 
@@ -49,6 +50,7 @@ class RoundedWeights:
         """Give the parameters the masters' values for the optimizer inside this block, then round for step `step`."""
         with torch.no_grad():
             for name, p in self._parameters.items():
+                # The optimizer knows the parameters only, so they hold the masters during its step.
                 p.copy_(self.masters[name])
         yield
         with torch.no_grad():

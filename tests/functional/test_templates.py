@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrain.functional.templates import PLACE, as_text, column
+from retrain.functional.templates import PLACEHOLDER, as_text, column
 
 ROW = {"a": 1, "b": {"c": "x", "d": {"e": None}}, "b.c": 2}
 
@@ -13,7 +13,7 @@ def test_a_dot_names_a_nested_column(name, found):
 
 
 def test_a_place_is_a_name_in_braces():
-    assert PLACE.findall('{a} {b.c} {} {1} { a } {"score": N} {{_d}}') == ["a", "b.c", "_d"]
+    assert PLACEHOLDER.findall('{a} {b.c} {} {1} { a } {"score": N} {{_d}}') == ["a", "b.c", "_d"]
 
 
 def test_what_is_not_text_is_shown_as_json():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.data.addition import Addition, Habits, demonstrate, is_heldout
+from retrain.data.addition import Addition, Habits, demonstrate, pair_is_heldout
 
 CAREFUL = Habits(p_quick=0, p_slip=0, p_check=0)
 
@@ -68,7 +68,7 @@ def test_heldout_is_the_same_for_every_seed_and_grows_by_a_suffix():
 
 
 def test_share_of_heldout_and_accuracy_of_the_demonstrator():
-    share = sum(is_heldout(a, b) for a in range(100, 200) for b in range(100, 200)) / 10_000
+    share = sum(pair_is_heldout(a, b) for a in range(100, 200) for b in range(100, 200)) / 10_000
     assert 0.09 < share < 0.16
     problems = [Addition(0).problem(i) for i in range(2000)]
     right = sum(p.solution.endswith(f"so {p.answer}") for p in problems) / 2000

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from retrain.config.load import load
-from retrain.data.addition import is_heldout
+from retrain.data.addition import pair_is_heldout
 from retrain.data.expert_file import read_experts
 from retrain.errors import DataError
 from retrain.tools.worked_solutions import export_solutions
@@ -24,7 +24,7 @@ def export(toml, tmp_path):
 def right(problem):
     prompt = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[0]["content"]
     a, b = map(int, prompt.removesuffix("?\n").split("+"))
-    assert not is_heldout(a, b)
+    assert not pair_is_heldout(a, b)
     return problem.solution.rsplit("so ", 1)[1] == str(a + b)
 
 

@@ -54,12 +54,13 @@ def plan(
     Raises:
         ComponentError: nothing provides a column, columns need each other, or a stage's result is not used.
     """
+    # One forward pass of the policy computes all of its columns, so no stage has to provide them.
     planner = _Planner(uncertainty, signal, set(available | POLICY_COLUMNS))
-    for item in order:
-        if isinstance(item, str):
-            planner.provide(item, ())
+    for component in order:
+        if isinstance(component, str):
+            planner.provide(component, ())
         else:
-            planner.add(item)
+            planner.add(component)
     _check_used(planner.graph)
     _check_states(planner.graph)
     return planner.graph
@@ -80,12 +81,15 @@ def contributing(graph: Sequence[Stage], wanted: Collection[str] = ("advantages"
 
     An advantage does not contribute if a transform replaces it. A filter does not contribute to any column.
     """
-    needed, stages = set(wanted), list[Stage]()
+    needed = set(wanted)
+    stages = list[Stage]()
     for stage in reversed(graph):
+        # An advantage writes `episode`, and the pipeline spreads it over the tokens.
         written = {stage.writes, "advantages"} if stage.kind in ("advantage", "algorithm") else {stage.writes}
         if stage.kind != "filter" and written & needed:
             stages.append(stage)
             context = stage.bound.component.contract == "context"  # it receives the episode's advantages
+            # Backwards: what an earlier stage wrote under these names is replaced here.
             needed = (needed - written) | {*stage.reads, *(("advantages",) if context else ())}
     return stages[::-1]
 
@@ -112,7 +116,7 @@ def _check_states(graph: Sequence[Stage]) -> None:
 class _Planner:
     def __init__(self, uncertainty: Bound, signal: Callable[[str], Bound | None], available: set[str]) -> None:
         self.graph: list[Stage] = []
-        self._uncertainty, self._signal, self._known = uncertainty, signal, available
+        self._uncertainty, self._signal, self._provided = uncertainty, signal, available
 
     def add(self, bound: Bound) -> None:
         reads = _reads(bound)
@@ -121,16 +125,18 @@ class _Planner:
         kind = bound.component.kind
         if kind == "transform":  # the only kind that chooses the column that it writes
             writes = transform.traits_of(bound.component).writes
+            # A transform that reads neither starts anew, which is fine only at the beginning.
             if writes == "advantages" and not {"advantages", "episode"} & {*reads}:
                 self._check_first(bound)
-            self._known.add(writes)
+            self._provided.add(writes)
         else:
             writes = _WRITES.get(kind, "advantages")
         self.graph.append(Stage(bound.name, kind, reads, writes, bound))
 
     def provide(self, column: str, readers: tuple[str, ...]) -> None:
-        if column in self._known:
+        if column in self._provided:
             return
+        # `readers` is the path from the first reader to here; a column on it waits for itself.
         if column in readers:
             raise ComponentError(f"columns need each other: {' -> '.join((*readers, column))}", "break the cycle")
         bound = self._uncertainty if column == "uncertainty" else self._signal(column)
@@ -139,12 +145,12 @@ class _Planner:
         reads = _reads(bound)
         for needed in reads:
             self.provide(needed, (*readers, column))
-        self._known.add(column)
+        self._provided.add(column)
         self.graph.append(Stage(bound.name, bound.component.kind, reads, column, bound))
 
     def _unknown(self, column: str, readers: tuple[str, ...]) -> tuple[str, str]:
         reader = f'"{readers[-1]}" reads' if readers else "the run needs"
-        columns = sorted({*self._known, "uncertainty", *names("signal")})
+        columns = sorted({*self._provided, "uncertainty", *names("signal")})
         fix = did_you_mean(column, columns, f"write a signal of that name; known: {', '.join(columns)}")
         return f'{reader} column "{column}", which nothing provides', fix
 

@@ -15,7 +15,8 @@ from retrain.errors import ComponentError
 from retrain.registry import Bound, Component, bind, find
 from retrain.types import Batch, Metrics
 
-_OWN_METRICS = ("hicra/", "advantage/", "skipped/", "sepa/")
+# The interface separates a method's own metrics from those of plug-ins, which may have any other name.
+_METHOD_METRICS = ("hicra/", "advantage/", "skipped/", "sepa/")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, with 
         transforms=_transforms(transform_chain(transform_mode), hyper, transform_params or {}),
         algorithm=None,
         uncertainty=bind("uncertainty", uncertainty_kind),
+        # The caller gets a list for each of its completions.
         filter=bind("filter", "none"),
         observed=("uncertainty",),
         hyper=hyper,
@@ -88,7 +90,8 @@ def _composed(pipeline: Pipeline, batch: Batch) -> ComposedAdvantages:
     planning, mask = credited.column("planning_mask"), batch.response_mask
     metrics |= advantage_split(credited) | planning_ratio(planning, mask)
     metrics |= entropy_metrics(credited.column("uncertainty"), planning, mask)
-    method_metrics = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
+    method_metrics = {name: value for name, value in metrics.items() if name.startswith(_METHOD_METRICS)}
+    # Without the padding, the rows have the lengths that the caller gave.
     rows = [row[kept].tolist() for row, kept in zip(credited.advantages, mask, strict=True)]
     others = {name: value for name, value in metrics.items() if name not in method_metrics}
     return ComposedAdvantages(rows, method_metrics, others)
@@ -108,6 +111,7 @@ def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> N
 
 def _pipeline(stages: Stages) -> Pipeline:
     """Resolve the pipeline; ComponentError if a stage reads a column that only a policy can compute."""
+    # Log-probs are the sampler's, so they are those of the old policy, too.
     given = frozenset({"planning_mask", "sepa_lambda", "old_logprobs"})
     pipeline = Pipeline.resolve(stages, lambda name: None, given)
     for stage in pipeline.graph:
@@ -122,6 +126,7 @@ def _pipeline(stages: Stages) -> Pipeline:
 def _transforms(chain: Sequence[str], hyper: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[Bound, ...]:
     """Bind the stages of a chain to those of `params` that each has; ComponentError if no stage has one of them."""
     components = [find("transform", name) for name in chain]
+    # A context-style plug-in gets all parameters in one dict, so it may take any key.
     is_open = any(component.contract == "context" for component in components)
     unknown = [key for key in params if not is_open and all(key not in c.schema.model_fields for c in components)]
     if unknown:

@@ -48,6 +48,7 @@ class Objective:
         sft_reduction: Bound | None = None,
         signal: Callable[[str], Bound | None] = lambda name: None,
     ) -> None:
+        # A term of weight 0 must not cost anything: `kl` would load a reference model.
         self.terms = [term for term in terms if term.params["weight"] != 0]
         self.reduction, self.corrections = reduction, tuple(corrections)
         if not self.terms:
@@ -58,6 +59,7 @@ class Objective:
                 raise ComponentError(f'loss "{name}" is listed twice', "keep one of them and set its weight")
         self.sources = frozenset(source_of(term) for term in self.terms)
         reads = frozenset(name for bound in (*self.terms, *self.corrections) for name in bound.reads)
+        # Sorted, because the order of a set of texts differs between processes, and ranks compute together.
         named = [signal(name) for name in sorted(reads - BASE_COLUMNS - POLICY_COLUMNS)]
         self.step_signals = [bound for bound in named if bound and "logprobs" in bound.reads]
         reads |= {name for bound in self.step_signals for name in bound.reads}
@@ -78,6 +80,7 @@ class Objective:
 
     def live_rows(self, batch: Batch) -> Tensor:
         """Return [N] bool, True for rows that contribute to a term; the forward pass can skip all others."""
+        # A term that vanishes with the advantage needs no forward pass of rows without credit.
         moved = (batch.advantages != 0).any(-1)
         live = batch.is_expert.new_zeros(batch.is_expert.shape)
         for term in self.terms:
@@ -104,6 +107,7 @@ class Objective:
                 result = bound(*read.values())
             value, reported = call.split(result)
             stage = Stage(bound.name, "signal", tuple(bound.reads), bound.name, bound)
+            # The checks of a signal read no other column.
             check_result(call, stage, value, {"response_mask": batch.response_mask})
             columns[bound.name] = value
             metrics |= call.metrics(reported)
@@ -126,13 +130,15 @@ class Objective:
             reduction = self._sft_reduction if source_of(term) == "expert" else self.reduction
             weights[term.name] = _reduction_weight(reduction, batch, mask)
 
+        # Every policy term weighs tokens alike, so the first stands for all in the metric.
         first = next((term.name for term in self.terms if source_of(term) == "policy"), "")
 
         def loss(columns: Mapping[str, Any], signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             # Corrections multiply the advantages by an importance weight of trainer and sampler.
             metrics = dict[str, Any]()
             for correction in self.corrections:
-                before, after = columns["advantages"], _corrected(correction, columns)
+                before = columns["advantages"]
+                after = _corrected(correction, columns)
                 columns = {**columns, "advantages": after}
                 if transform.traits_of(correction.component).drops_only and first:
                     dropped = (before != 0) & (after == 0)
@@ -144,6 +150,7 @@ class Objective:
                 if share is not None:
                     factor *= share if source_of(term) == "expert" else 1 - share
                 values, reported = _term_values(term, columns, weight)
+                # A value outside the term's tokens may be NaN or infinite, and times 0 it would be NaN.
                 reduced = (values.where(weight != 0, 0.0) * weight).sum()
                 total = total + factor * reduced
                 _add(metrics, {f"loss/{term.name}": reduced.detach()})
@@ -200,6 +207,7 @@ def _term_values(term: Bound, columns: Mapping[str, Any], weight: Tensor) -> tup
         result = term(*read.values())
     values, extra = call.split(result)
     values = call.tensor(values, weight.shape, weight)
+    # In an evaluation without gradients, no term has one.
     trained = (getattr(column, "requires_grad", False) for column in columns.values())
     if any(trained) and not values.requires_grad:
         raise call.fail("returned a tensor without gradient, so it has no effect; do not detach logprobs")

@@ -77,6 +77,7 @@ class Pipeline:
             ComponentError: nothing provides a column, columns need each other, or the result of a stage is not used.
         """
         first = stages.algorithm or stages.advantage
+        # The filter is last: it reads the advantages after all transforms.
         sources = [*([first] if first else []), *stages.transforms, *stages.observed, stages.filter]
         graph = plan(sources, stages.uncertainty, signal, BASE_COLUMNS | given)
         policy = frozenset(name for stage in graph for name in stage.reads) | frozenset(stages.observed)
@@ -118,6 +119,7 @@ class Pipeline:
         for part_key, before in [*self._unsaved.items()]:
             now = attributes(self._built[part_key])
             if names := [name for name in now if name not in before or now[name] != before[name]]:
+                # Each component is named once in a run.
                 del self._unsaved[part_key]
                 unsaved.append(f"{' '.join(part_key)} has changed its {', '.join(names)} and has no state_dict")
         fix = "a resumed run starts with new ones: write state_dict and load_state_dict, unless they are caches"
@@ -182,6 +184,7 @@ class Pipeline:
         for stage in self.graph:
             if stage.kind not in ("signal", "uncertainty"):
                 continue
+            # Zeros of the right shape and dtype, in case the signal cannot be computed.
             produced[stage.writes] = batch.advantages
             if set(stage.reads) <= columns.keys() and not stage.bound.component.stateful:
                 columns[stage.writes], reported = self._called(stage, columns)
@@ -194,6 +197,7 @@ class Pipeline:
         """Columns of flags to store with the rollouts: {column: stored name}, from the trait `stored` of signals."""
         signals = [stage for stage in self.graph if stage.kind == "signal"]
         stored = {stage.writes: signal.traits_of(stage.bound.component).stored for stage in signals}
+        # A name with a slash is a metric's; it is stored with the metrics.
         return {column: name for column, name in stored.items() if name and "/" not in name}
 
     def unmarked(self, batch: Batch) -> str:
@@ -224,6 +228,7 @@ class Pipeline:
     @property
     def judges_rollouts(self) -> bool:
         """True if the filter does not read computed credit, so that it can run before credit is computed."""
+        # Every batch has `advantages`, but they are zeros until credit is computed.
         return not set(self.graph[-1].reads) - (BASE_COLUMNS - {"advantages"})
 
     def informative(self, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -240,14 +245,16 @@ class Pipeline:
             return batch.is_expert, {}
         keep, metrics = self._called(stage, {name: part.column(name) for name in stage.reads})
         check_result(Call(stage.kind, stage.name), stage, keep, vars(part))
-        every = batch.is_expert.clone()
-        every[rows] = keep
-        return every, metrics
+        # Expert rows start as True and are kept.
+        kept = batch.is_expert.clone()
+        kept[rows] = keep
+        return kept, metrics
 
     def _run(self, batch: Batch) -> tuple[dict[str, Any], Metrics]:
         columns: dict[str, Any] = {name: getattr(batch, name) for name in BASE_COLUMNS} | dict(batch.extra)
         metrics: Metrics = {}
         produced: dict[str, Any] = {}
+        # Until an advantage replaces them: an algorithm starts from the rewards.
         columns["episode"] = batch.rewards
         for stage in self.graph:
             value, reported = self._stage(stage, columns)
@@ -261,11 +268,9 @@ class Pipeline:
         # The filter, the update, metrics and pictures all read these: a group without credit has advantages of 0.
         credited = F.groups.has_credit(advantages, batch.rewards, batch.group_ids)
         produced["advantages"] = advantages.where(credited[:, None], 0.0)
-        columns["advantages"] = produced["advantages"]
-        values = {"mean": columns["advantages"], "abs_mean": columns["advantages"].abs()}
-        return produced, metrics | {
-            f"advantage/{name}": float(F.masked.masked_mean(of, batch.response_mask)) for name, of in values.items()
-        }
+        for name, column in {"mean": produced["advantages"], "abs_mean": produced["advantages"].abs()}.items():
+            metrics[f"advantage/{name}"] = float(F.masked.masked_mean(column, batch.response_mask))
+        return produced, metrics
 
     def _stage(self, stage: Stage, columns: dict[str, Any]) -> tuple[Any, Metrics]:
         if stage.bound.component.contract == "lists":
@@ -327,6 +332,7 @@ def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any
             raise call.fail("must return booleans that are the same for all rows of a group")
         return
     values = values.to(columns["rewards"].dtype)  # the dtype of training, in which the value must be finite
+    # Outside the response, [N, T] columns may hold anything, because nothing reads it.
     finite = values.isfinite() if stage.kind == "advantage" else values.isfinite() | ~mask
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0, 0])
@@ -345,6 +351,7 @@ def _spread(value: Any, rows: Tensor, batch: Batch) -> Any:
     wide = len(shape) > 1
     full = value.new_zeros(batch.input_ids.shape if wide else batch.rewards.shape)
     if wide:
+        # Without the expert rows the batch may be narrower.
         full[rows, : shape[1]] = value
     else:
         full[rows] = value

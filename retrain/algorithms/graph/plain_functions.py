@@ -101,7 +101,7 @@ def missing_fields(function: Callable[..., Any]) -> list[str]:
     nodes = [*ast.walk(definition)]
     # Nodes have no equality of their own, so they are compared by identity.
     attempted = {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
-    names = {*dir(TransformContext), *(item.name for item in fields(TransformContext))}
+    names = {*dir(TransformContext), *(attribute.name for attribute in fields(TransformContext))}
     # A name as text, as in hasattr(ctx, "name"), shows that the function can do without it.
     names |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     read = list[str]()
@@ -125,12 +125,12 @@ def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
         UserCodeError: the plug-in raised, or its result is invalid.
     """
     rewards: Tensor = columns["rewards"]
-    result = rewards.clone()
+    advantages = rewards.clone()
     for group, rows in _groups(columns["group_ids"]):
         call = Call(bound.component.kind, bound.name, f", group {group}")
         values = _called(bound, call, rewards[rows].tolist(), *_params(bound))
-        result[rows] = rewards.new_tensor(call.numbers(values, len(rows), "advantages"))
-    return result
+        advantages[rows] = rewards.new_tensor(call.numbers(values, len(rows), "advantages"))
+    return advantages
 
 
 def call_context(
@@ -147,7 +147,7 @@ def call_context(
         UserCodeError: the plug-in raised, or its result is invalid.
     """
     mask: Tensor = columns["response_mask"]
-    result = episode.new_zeros(mask.shape)
+    advantages = episode.new_zeros(mask.shape)
     reported: dict[str, list[float]] = {}
     for group, rows in _groups(columns["group_ids"]):
         call = Call(bound.component.kind, bound.name, f", group {group}")
@@ -156,14 +156,15 @@ def call_context(
         output = _called(bound, call, context)
         # Reading an attribute of the plug-in's own class may raise, too.
         with call():
-            token_advs, extra = _token_lists(call, output, sizes), getattr(output, "extra_metrics", None)
+            token_advs = _token_lists(call, output, sizes)
+            extra = getattr(output, "extra_metrics", None)
         for row, values in zip(rows, token_advs, strict=True):
-            result[row, mask[row]] = episode.new_tensor(values)
+            advantages[row, mask[row]] = episode.new_tensor(values)
         for name, value in call.metrics(extra).items():
             if not isfinite(value):
                 raise call.fail(f"extra_metrics[{name!r}] is {value}, not a finite number")
             reported.setdefault(name, []).append(value)
-    return result, {name: sum(values) / len(values) for name, values in reported.items()}
+    return advantages, {name: sum(values) / len(values) for name, values in reported.items()}
 
 
 def _groups(group_ids: Tensor) -> list[tuple[int, list[int]]]:

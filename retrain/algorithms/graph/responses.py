@@ -29,8 +29,10 @@ def response_batch(
     import torch
 
     sizes = torch.tensor([len(row) for row in logprobs])
+    # At least one column, even if all responses are empty.
     mask = torch.arange(max(1, int(sizes.max()))) < sizes[:, None]
-    values, group_ids = padded(logprobs, mask, dtype), torch.tensor(list(groups))
+    values = padded(logprobs, mask, dtype)
+    group_ids = torch.tensor(list(groups))
     return Batch(
         input_ids=torch.zeros_like(mask, dtype=torch.long),
         attention_mask=mask,
@@ -53,15 +55,21 @@ def with_turns(batch: Batch, turns: Sequence[Sequence[Mapping[str, Any]]]) -> Ba
         turns: turns of each response, with `start`, `end` and perhaps `reward`; an empty list: one turn, the whole
             response.
     """
-    ids, rewards, mask = batch.turn_ids.clone(), batch.turn_rewards.clone(), batch.response_mask.clone()
-    for row, several in enumerate(turns):
-        if not several:
+    ids = batch.turn_ids.clone()
+    rewards = batch.turn_rewards.clone()
+    mask = batch.response_mask.clone()
+    for row, row_turns in enumerate(turns):
+        if not row_turns:
             continue
-        mask[row], rewards[row] = False, 0.0
-        rest = float(batch.rewards[row]) - sum(turn.get("reward", 0.0) for turn in several)
-        for number, turn in enumerate(several):
-            mask[row, turn["start"] : turn["end"]], ids[row, turn["start"] : turn["end"]] = True, number
-            rewards[row, turn["end"] - 1] = turn.get("reward", 0.0) + rest * (number == len(several) - 1)
+        mask[row] = False
+        rewards[row] = 0.0
+        # The part of the reward that no turn received is the episode's final reward, which the last turn gets.
+        rest = float(batch.rewards[row]) - sum(turn.get("reward", 0.0) for turn in row_turns)
+        for number, turn in enumerate(row_turns):
+            tokens = slice(turn["start"], turn["end"])
+            mask[row, tokens] = True
+            ids[row, tokens] = number
+            rewards[row, turn["end"] - 1] = turn.get("reward", 0.0) + rest * (number == len(row_turns) - 1)
     return batch.replace(response_mask=mask, turn_ids=ids, turn_rewards=rewards, lengths=mask.sum(-1))
 
 
@@ -70,6 +78,6 @@ def padded(rows: Sequence[Sequence[Any]], mask: Tensor, dtype: torch.dtype) -> T
     import torch
 
     values = torch.zeros(mask.shape, dtype=dtype)
-    for row, given in enumerate(rows):
-        values[row, : len(given)] = torch.tensor(given, dtype=dtype)
+    for row, numbers in enumerate(rows):
+        values[row, : len(numbers)] = torch.tensor(numbers, dtype=dtype)
     return values

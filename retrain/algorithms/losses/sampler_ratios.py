@@ -45,6 +45,7 @@ def ipo(
     advantages = F.masked.keep(advantages, response_mask)
     log_ratio = F.ratios.log_ratio(logprobs, sampler_logprobs, response_mask)
     distance = _probability(logprobs, response_mask) - _probability(sampler_logprobs, response_mask)
+    # |p - mu| and not the ratio: a rare token may change its ratio much and the distribution little.
     far = (distance.abs() > eps) & response_mask
     return (-log_ratio.exp() * advantages).where(~far, 0.0), ratio_metrics(far, log_ratio)
 
@@ -85,11 +86,13 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
     p, mu = new.detach().exp(), old.exp()
     distance = (p - mu).abs()
     if divergence == "kl":
+        # 1e-8, because a certain token has 1 - p = 0.
         distance = -mu * log_ratio + (1 - mu) * ((1 - mu + 1e-8) / (1 - p + 1e-8)).log()
     over = (advantages > 0) & (p > mu) & (distance > high)
     under = (advantages < 0) & (p < mu) & (distance > low)
     dropped = (over | under) & response_mask
     weight = log_ratio.exp()
+    # TOML has no null, so the text stands for no limit.
     weight = weight if cap == "none" else weight.clamp(max=cap)
     return (-weight * advantages * new).where(~dropped, 0.0), ratio_metrics(dropped, log_ratio)
 
@@ -120,6 +123,7 @@ def topr(
     advantages = F.masked.keep(advantages, response_mask)
     kept = F.masked.keep(logprobs, response_mask)
     log_ratio = F.ratios.log_ratio(kept.detach(), sampler_logprobs, response_mask, level)
+    # Positive examples are imitated whatever the ratio; only negative ones could push without bound.
     weight = log_ratio.exp().clamp(max=1).masked_fill(advantages > 0, 1.0)
     return -weight * advantages * kept, ratio_metrics((log_ratio > 0) & (advantages < 0), log_ratio)
 
@@ -160,8 +164,7 @@ def vespo(  # noqa: PLR0913 - four columns and four keys
 
     advantages = F.masked.keep(advantages, response_mask)
     kept = F.masked.keep(logprobs, response_mask)
-    log_weight = F.ratios.log_ratio(kept.detach(), sampler_logprobs, response_mask, "sequence")
-    log_weight = F.masked.keep(log_weight.clamp(min=log(1e-8)), response_mask)
+    log_weight = F.ratios.log_ratio(kept.detach(), sampler_logprobs, response_mask, "sequence").clamp(min=log(1e-8))
     negative = advantages < 0
     k = torch.full_like(log_weight, k_pos).masked_fill(negative, k_neg)
     rate = torch.full_like(log_weight, lambda_pos).masked_fill(negative, lambda_neg)

@@ -79,6 +79,7 @@ def gspo(  # noqa: PLR0913 - four columns and three keys
     else:
         sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)
         log_ratio = (sequence + (kept - kept.detach())).clamp(-F.ratios.LIMIT, F.ratios.LIMIT)
+    # The sequence's ratio was repeated at padding, too.
     log_ratio = F.masked.keep(log_ratio, response_mask)
     return clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high))
 
@@ -148,9 +149,11 @@ def gmpo(
     """
     advantages = F.masked.keep(advantages, response_mask)
     log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask)
+    # A > 0 raises ratios and A < 0 lowers them, so each needs a bound on one side only.
     bounded = log_ratio.clamp(max=eps_high).where(advantages > 0, log_ratio.clamp(min=-eps_low))
     bounded = bounded.where(advantages != 0, 0.0)
     weight = F.masked.row_mean(bounded.detach(), response_mask).exp()
+    # exp(c - sg(c)) is 1 and passes the gradient of c on.
     value = -advantages * weight * (bounded - bounded.detach()).exp()
-    clipped = (bounded != log_ratio) & (advantages != 0)
-    return value, {"policy/clip_fraction": clipped.to(value.dtype), "policy/approx_kl": -log_ratio.detach()}
+    is_clipped = (bounded != log_ratio) & (advantages != 0)
+    return value, {"policy/clip_fraction": is_clipped.to(value.dtype), "policy/approx_kl": -log_ratio.detach()}

@@ -55,16 +55,17 @@ def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detecto
 
 
 def _checked(call: Call, row: int, spans: Any, text: str) -> list[PlanningSpan]:
+    # A text is a sequence, too, of letters.
     if not isinstance(spans, Sequence) or isinstance(spans, str):
         raise call.fail(f"completion {row}: {spans!r} is not a list of spans")
-    result: list[PlanningSpan] = []
+    checked: list[PlanningSpan] = []
     for span in spans:
         match span:
             case (int(start), int(end)) | [int(start), int(end)] if 0 <= start < end <= len(text):
-                result.append((start, end, " ".join(normalize(text[start:end]).split())))
+                checked.append((start, end, " ".join(normalize(text[start:end]).split())))
             case (int(start), int(end), str(name)) if 0 <= start < end <= len(text):
-                result.append((start, end, name))
+                checked.append((start, end, name))
             case _:
                 problem = f"{span!r} is not a span (start, end) with 0 <= start < end <= {len(text)}, the text's length"
                 raise call.fail(f"completion {row}: {problem}")
-    return result
+    return checked

@@ -45,19 +45,21 @@ def check_embedder(name: str | None) -> Iterator[Finding]:
 
 def _may_exist(name: str) -> bool:
     """Return True if a name is a directory or may be a model on the hub."""
+    # A relative path such as models/mini looks like a hub name, so only loading it can tell.
     return expanded(name).is_dir() or ("/" in name and is_hub_name(name))
 
 
 def cosines(left: Any, right: Any) -> Any:
     """Return the cosines of rows, [left, right], as a dense array."""
     product = left @ right.T
+    # The product of TF-IDF's sparse matrices is sparse.
     return product.toarray() if hasattr(product, "toarray") else product
 
 
 def _tf_idf(examples: Sequence[str]) -> Embedder:
     """Return TF-IDF of character 2- to 4-grams within words, in which inflections of a word are similar."""
-    text: Any = library("sklearn.feature_extraction.text", EXTRA)
-    vectorizer = text.TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), dtype=library("numpy", EXTRA).float32)
+    features: Any = library("sklearn.feature_extraction.text", EXTRA)
+    vectorizer = features.TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), dtype=library("numpy", EXTRA).float32)
     vectorizer.fit(examples)
     return vectorizer.transform
 
@@ -69,6 +71,7 @@ def _sentence_transformer(name: str) -> Embedder:
     path = expanded(name)
     is_local = path.is_dir()
     try:
+        # On the CPU: the policy and its optimizer need the GPU's memory.
         model = transformers.SentenceTransformer(
             str(path) if is_local else name, device="cpu", local_files_only=is_local
         )

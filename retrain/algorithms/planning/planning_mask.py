@@ -35,6 +35,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     grams, path, words = (params[key] for key in _GRAM_KEYS)
     key = "strategic_grams" if path is None else "strategic_grams_path"
     try:
+        # Read twice: the error of the second call is about the number of words.
         read_grams(grams, path)
         key = "sg_n_range"
         read_grams(grams, path, words)
@@ -128,18 +129,18 @@ class PlanningMask:
 
         Every turn is a separate text, so that a span never extends across an observation.
         """
+        # Decoding is Python's work, token by token; from a GPU each token would be a copy.
         response, ids = response_mask.cpu(), input_ids.cpu()
+        # Turns from 1, so that 0 is what the policy did not sample.
         turns = response.long() if turn_ids is None else (turn_ids.cpu() + 1).where(response, 0)
         mask = response.new_zeros(response.shape)
-        places = [
-            (row, turns[row] == turn) for row in range(len(turns)) for turn in range(1, int(turns[row].max()) + 1)
-        ]
+        spans = [(row, turns[row] == turn) for row in range(len(turns)) for turn in range(1, int(turns[row].max()) + 1)]
         counts: Counter[str] = Counter()
-        marks = self.mark([ids[row][cells].tolist() for row, cells in places])
-        for (row, cells), (marked, grams) in zip(places, marks, strict=True):
+        marks = self.mark([ids[row][in_turn].tolist() for row, in_turn in spans])
+        for (row, in_turn), (marked, grams) in zip(spans, marks, strict=True):
             counts.update(grams)
             if marked:
-                mask[row, cells.nonzero()[:, 0][marked]] = True
+                mask[row, in_turn.nonzero()[:, 0][marked]] = True
         metrics = planning_ratio(mask, response) if self._log_ratio else {}
         return mask.to(response_mask.device), metrics | (semantic_entropy(counts) if self._log_entropy else {})
 
@@ -164,6 +165,7 @@ def _covering(pieces: Sequence[str], spans: Sequence[PlanningSpan]) -> list[int]
     ends = list(accumulate(map(len, pieces)))
     covering: set[int] = set()
     for start, end, _ in spans:
+        # Pieces without text end where they begin, so `bisect_right` skips those before the span.
         covering.update(range(bisect_right(ends, start), bisect_left(ends, end) + 1))
     return sorted(covering)
 

@@ -49,8 +49,8 @@ def read_execution(path: str | None) -> tuple[str, ...]:
     """Return the examples of execution that `retrain grams extract` stored, or EXECUTION_PHRASES."""
     content: Any = json.loads(expanded(path).read_text(encoding="utf-8")) if path else None
     match content:
-        case {"metadata": {"execution_grams": [str(), *_] as found}}:
-            return tuple(map(str, found))
+        case {"metadata": {"execution_grams": [str(), *_] as grams}}:
+            return tuple(map(str, grams))
         case _:
             return EXECUTION_PHRASES
 
@@ -90,13 +90,16 @@ class SemanticDetector:
 
     def _judge(self, windows: list[str]) -> None:
         """Compute and cache margin and nearest gram of new windows."""
+        # Completions repeat their phrases, so most windows of a step are in the cache.
         if len(self._judged) > _REMEMBERED:
             self._judged.clear()
+        # Without repetitions, in order, so that one call embeds every new text once.
         new = list(dict.fromkeys(text for text in windows if text not in self._judged))
         if not new:
             return
         vectors = self._embed(new)
-        near, far = cosines(vectors, self._planning), cosines(vectors, self._execution).max(1)
+        near = cosines(vectors, self._planning)
+        far = cosines(vectors, self._execution).max(1)
         for text, margin, nearest in zip(new, (near.max(1) - far).tolist(), near.argmax(1).tolist(), strict=True):
             self._judged[text] = margin, self._grams[nearest]
 
@@ -104,6 +107,7 @@ class SemanticDetector:
         """Return the windows above the margin, without those that overlap a window with a larger one."""
         judged = [(*self._judged[text], start, end) for text, start, end in windows]
         chosen: list[tuple[int, int, str]] = []
+        # By margin, of equal ones the first, so that a better window is never lost to a worse one.
         for margin, gram, start, end in sorted(judged, key=lambda window: (-window[0], window[2])):
             if margin <= self._margin:
                 break

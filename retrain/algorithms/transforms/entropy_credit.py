@@ -158,11 +158,11 @@ def _normalised(values: Tensor, cells: Tensor, mask: Tensor, eps: float) -> Tens
     """
     import torch
 
-    result = torch.zeros_like(values)
+    normalised = torch.zeros_like(values)
     chosen, cell = values[mask], cells[mask]
     spread = F.groups.group_std(chosen, cell)
-    result[mask] = (chosen - F.groups.group_mean(chosen, cell)) / (spread + eps)
-    return result
+    normalised[mask] = (chosen - F.groups.group_mean(chosen, cell)) / (spread + eps)
+    return normalised
 
 
 def _mixed(correct: Tensor, group_ids: Tensor) -> Tensor:

@@ -50,11 +50,13 @@ def gae(
     """
     import torch
 
-    rewards, value = F.returns.pack(turn_rewards, response_mask), F.returns.pack(values, response_mask)
+    rewards = F.returns.pack(turn_rewards, response_mask)
+    value = F.returns.pack(values, response_mask)
     lengths = response_mask.sum(-1).to(rewards.dtype)
     decay = torch.full_like(lengths, lam)
     if length_alpha is not None:
         decay = (1 - 1 / (length_alpha * lengths.clamp(min=1))).clamp(min=0, max=1)
+    # Rows end with a value of 0, the padding or this column.
     ahead = torch.cat([value[:, 1:], value[:, :1] * 0], -1)
     return F.returns.unpack(F.returns.discounted_sum(rewards + gamma * ahead - value, gamma * decay), response_mask)
 
@@ -97,17 +99,21 @@ def otb(  # noqa: PLR0913 - five columns and two keys
     present = pack(response_mask.to(old_logprobs.dtype), response_mask) > 0
     returns = F.returns.discounted_sum(pack(turn_rewards, response_mask), 1.0)
     p = pack(old_logprobs, response_mask).exp()
+    # ||onehot - p||^2 = 1 - 2 p_token + sum p^2, the squared norm of the score.
     weights = (1 - 2 * p + pack(sum_pi_squared, response_mask)).where(present, 0.0).cumsum(-1)
     credit = torch.zeros_like(returns)
     for group in group_ids.unique():
         rows = (group_ids == group) & present.any(-1)
         if not rows.any():
             continue
-        here, value = present[rows], returns[rows]
+        here = present[rows]
+        value = returns[rows]
+        # Behind its end, a row keeps the last value of its sum.
         weight = weights[rows].where(here, 0.0)
         baseline = (value * weight).sum(0) / (weight.sum(0) + eps)
         shared = here.sum(0) > 1
         highest = value.masked_fill(~here, -torch.inf).amax(0)
+        # The weighted mean of equal returns may differ from them by rounding.
         equal = ((value == highest) | ~here).all(0)
         gain = (value - baseline).where(~(equal & shared), 0.0)
         if zero_tail or len(value) == 1:

@@ -186,9 +186,9 @@ def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, i
     chunk: list[int] = []
     # Prompts of similar length need the least padding.
     for index in sorted(range(len(requests)), key=lambda index: len(requests[index].ids)):
-        some = [requests[other] for other in (*chunk, index)]
-        rows, most = sum(request.count for request in some), max(request.max_tokens for request in some)
-        if chunk and size(len(some), rows, len(requests[index].ids), most) > budget:
+        longer_chunk = [requests[member] for member in (*chunk, index)]
+        rows, most = sum(request.count for request in longer_chunk), max(r.max_tokens for r in longer_chunk)
+        if chunk and size(len(longer_chunk), rows, len(requests[index].ids), most) > budget:
             yield chunk
             chunk = []
         chunk.append(index)

@@ -51,6 +51,7 @@ class PrefixCache:
 
     def begin(self, sampling: Sampling) -> None:
         """Start a call; drop all contexts if the sampling settings differ from the previous call's."""
+        # Another seed or temperature belongs to another step, whose contexts nobody will extend.
         if self._sampling != sampling:
             self._sampling, self._calls = sampling, []
         self._added, self._spent = [], 0
@@ -92,6 +93,7 @@ class PrefixCache:
         """
         rows = [(*r.ids, *reply.ids[:-1]) for r, group in zip(requests, completions, strict=True) for reply in group]
         for part in parts:
+            # Counted even if it is over budget: a later, smaller part would be an arbitrary choice.
             self._spent += sum(tensor.nbytes for tensor in (*part.keys, *part.values))
             if self._spent <= self._budget:
                 self._added += [CachedPrefix(rows[row], part, row_index) for row_index, row in enumerate(part.rows)]
@@ -120,6 +122,7 @@ def start_from(matches: Sequence[tuple[CachedPrefix, int]], requests: Sequence[R
         requests: the requests.
     """
     lengths = [len(request.ids) for request in requests]
+    # All rows are left-padded to one width, so the row with the most left to compute decides.
     rest = max(length - min(shared, length - 1) for length, (_, shared) in zip(lengths, matches, strict=True))
     prefixes = [prefix for (prefix, _), request in zip(matches, requests, strict=True) for _ in range(request.count)]
     return partial(_fill, prefixes, max(lengths) - rest)
@@ -173,10 +176,12 @@ def _fill(prefixes: Sequence[CachedPrefix], used: int, slots: Slots) -> None:
         return
     device = slots.pad.device
     for layer in zip(prefixes[0].part.keys, prefixes[0].part.values, strict=True):
+        # Only shapes and dtype matter; the columns are filled below.
         slots.add_layer(layer[0].transpose(-1, -2), layer[1])
     for part in {id(prefix.part): prefix.part for prefix in prefixes}.values():
         mine = [index for index, prefix in enumerate(prefixes) if prefix.part is part]
-        rows, sources = (torch.tensor(some, device=device) for some in (mine, [prefixes[index].row for index in mine]))
+        rows = torch.tensor(mine, device=device)
+        sources = torch.tensor([prefixes[index].row for index in mine], device=device)
         shift = torch.tensor(part.pad, device=device)[sources] - slots.pad[rows]
         # Padding columns get copies of the outermost column: they are masked, but must not be NaN.
         columns = (torch.arange(used, device=device) + shift[:, None]).clamp(0, part.values[0].shape[2] - 1)

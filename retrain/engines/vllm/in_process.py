@@ -167,7 +167,8 @@ class VllmEngine(Sampler):
                 failed to load them even after a restart (then it has no weights).
         """
         check_weights(self._expected, weights)
-        self.version, self._cached, failure = None, None, None
+        self.version = self._cached = failure = None
+        # The second attempt restarts vLLM, whose state after a failed reload is unknown.
         for _ in range(2):
             try:
                 self._reload(weights)
@@ -189,7 +190,8 @@ class VllmEngine(Sampler):
         """
         if not self._has_base:
             raise EngineError("the sampler has no base for an adapter: call load_weights first")
-        self.version, self._cached, request = None, None, _vllm("lora.request").LoRARequest
+        self.version = self._cached = None
+        request = _vllm("lora.request").LoRARequest
         self._adapter = request("policy", 1, str(folder))
         try:
             with self._isolated():
@@ -219,6 +221,7 @@ class VllmEngine(Sampler):
         new, running = list[_PendingRequest](), dict[str, _PendingRequest]()
         try:
             while self._pending or running:
+                # Requests that arrive during a step wait for the next one.
                 new, self._pending = self._pending, []
                 for number, completions in await event_loop.call_in_caller(partial(self._step, new, running)):
                     _answer(running.pop(number), completions)
@@ -243,6 +246,7 @@ class VllmEngine(Sampler):
             with _sampling():
                 results = [result for result in self._llm.llm_engine.step() if result.finished] if running else []
             answers = [(result.request_id, self._completions(result, running[result.request_id])) for result in results]
+            # The last request is answered; nobody needs the GPU until the next.
             if len(answers) == len(running):
                 self._sleep()
         return answers

@@ -100,8 +100,9 @@ class Router:
         try:
             return await future
         except asyncio.CancelledError:
-            if not future.cancelled() and (given := future.result()) is not None:
-                self._release(given)
+            # The slot was granted in the moment in which the caller gave up.
+            if not future.cancelled() and (assigned := future.result()) is not None:
+                self._release(assigned)
             raise
 
     async def run(self, assigned: Assignment, call: Coroutine[Any, Any, _T]) -> _T:
@@ -116,6 +117,7 @@ class Router:
             return await task
         except asyncio.CancelledError:
             caller = asyncio.current_task()
+            # Cancelled by the caller, and not by `drop`.
             if caller is not None and caller.cancelling():
                 raise
             raise ConnectionError("the server was dropped while it worked on the request") from None
@@ -128,12 +130,14 @@ class Router:
         urls = [url for url in self.usable if self._load[url] + request.count <= max(self._limit, request.count)]
         if not urls:
             return None
+        # Of equally loaded servers, the one that got less so far: otherwise the first would get every lone request.
         url = min(urls, key=lambda url: (self._load[url], self._sent[url]))
         if request.session is not None:
             if (last := self._sessions.pop(request.session, url)) in urls:
                 url = last
             self._sessions[request.session] = url
             if len(self._sessions) > _SESSIONS:
+                # The session that was used longest ago has probably ended.
                 self._sessions.popitem(last=False)
         self._load[url] += request.count
         self._sent[url] += request.count

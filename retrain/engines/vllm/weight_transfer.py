@@ -82,21 +82,21 @@ class NativeTransfer:
 
     Args:
         name: "nccl" or "ipc".
-        place: device of the trainer's weights.
+        from_device: device of the trainer's weights.
         calls: as in `FileTransfer`.
     Raises:
         MissingExtraError: vLLM is not installed in the trainer's environment.
         EngineError: the trainer's weights are not on a GPU, or vLLM cannot be imported.
     """
 
-    def __init__(self, name: Name, place: device, calls: http.Calls) -> None:
+    def __init__(self, name: Name, from_device: device, calls: http.Calls) -> None:
         find("engine", "vllm").require_extra()
-        if place.type not in DEVICES:
+        if from_device.type not in DEVICES:
             raise EngineError(
-                f'[vllm] transfer = "{name}" sends weights from GPU to GPU, and the trainer is on {place.type}; '
+                f'[vllm] transfer = "{name}" sends weights from GPU to GPU, and the trainer is on {from_device.type}; '
                 'use transfer = "file"'
             )
-        self._name, self._place, self._call = name, place, calls
+        self._name, self._device, self._call = name, from_device, calls
         self._links: dict[str, _Client] = {}
         self._one_at_a_time = threading.Lock()
         try:
@@ -116,8 +116,8 @@ class NativeTransfer:
 
         self._weights = {}  # free the old copy first: memory may not suffice for both
         self._weights = {name: value.detach().clone().contiguous() for name, value in weights.items()}
-        if self._place.type == "cuda":
-            torch.cuda.synchronize(self._place)  # other threads and streams read the copies
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # other threads and streams read the copies
 
     def give(self, url: str) -> None:
         """Send the weights to a server, and initialise a group on first use.
@@ -148,8 +148,8 @@ class NativeTransfer:
     def _send(self, url: str, link: _Client) -> None:
         import torch
 
-        if self._place.type == "cuda":
-            torch.cuda.set_device(self._place)  # the current device is a setting of each thread
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # the current device is a setting of each thread
         if link.engine is None:
             link.engine = self._init_group(url, link)
         link.engine.send_weights()
@@ -182,9 +182,9 @@ class NativeTransfer:
         return PolicySource()
 
 
-def transfer(name: Name, folder: Path, place: device, calls: http.Calls) -> FileTransfer | NativeTransfer:
+def transfer(name: Name, folder: Path, from_device: device, calls: http.Calls) -> FileTransfer | NativeTransfer:
     """Return the transfer of this name. Its `give` raises only `http.FAILURES`."""
-    return FileTransfer(folder, calls) if name == "file" else NativeTransfer(name, place, calls)
+    return FileTransfer(folder, calls) if name == "file" else NativeTransfer(name, from_device, calls)
 
 
 class _Client:

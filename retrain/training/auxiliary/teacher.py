@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -124,12 +123,12 @@ class TeacherLogprobs(StatefulComponent):
             self._score = self._loaded(tokenizer, model, revision=revision, dtype=dtype)
         elif not self._is_hindsight or weights == "initial":
             self._score = policy.reference()
-        elif weights == "ema":
-            self._average = policy.sibling("teacher", own_optimizer(policy, "teacher", 1.0, 1.0))
-            self._average.follow(policy, 1.0)  # with LoRA the sibling's adapter has other initial values
-            self._score = partial(_scored_by, self._average)
         else:
-            self._score = partial(_scored_by, policy)
+            if weights == "ema":
+                self._average = policy.sibling("teacher", own_optimizer(policy, "teacher", 1.0, 1.0))
+                self._average.follow(policy, 1.0)  # with LoRA the sibling's adapter has other initial values
+            teacher = self._average or policy
+            self._score = lambda batch: teacher.logprobs(batch)["old_logprobs"]
 
     def __call__(  # noqa: PLR0913 - seven columns
         self,
@@ -175,6 +174,7 @@ class TeacherLogprobs(StatefulComponent):
         policy, dtype = self._policy, options["dtype"]
         model, source = load_second_model(policy, tokenizer, path, "[teacher] model", **options)
         model.eval().requires_grad_(False)
+        # The policy's memory limits and temperature, without what belongs to its own training.
         settings = replace(policy.settings, lora=None, quantization=None, dtype=dtype)
         forward = Forward(model, settings, shard(model, settings, policy.ranks, source))
         self.fingerprint = sample_digest(forward.weights())
@@ -184,6 +184,7 @@ class TeacherLogprobs(StatefulComponent):
         rows, hinted = self._hints.applied(batch)
         filled, answered = batch.sampler_logprobs.clone(), batch.response_mask.any(-1)
         if hinted is not None:
+            # The rows with hints are longer, so their columns differ; the order of response tokens is the same.
             scores = F.returns.pack(self._score(hinted), hinted.response_mask)
             filled[rows] = F.returns.unpack(scores, batch.response_mask[rows])
         return F.masked.keep(filled, batch.response_mask), {"teacher/hints": len(rows) / max(1, int(answered.sum()))}
@@ -256,6 +257,7 @@ class _Hints(NamedTuple):
                 return self._decoded(batch, other, batch.response_mask[other])
         if not self.feedback:
             return ""
+        # Observations: tokens after the first turn that the policy did not sample.
         said = batch.attention_mask[row] & ~batch.response_mask[row]
         said[: _first(batch, row)] = False
         return self._decoded(batch, row, said)
@@ -275,7 +277,3 @@ class _Hints(NamedTuple):
 def _first(batch: Batch, row: int) -> int:
     """Return the index of the row's first sampled token."""
     return int(batch.response_mask[row].int().argmax())
-
-
-def _scored_by(policy: Any, batch: Batch) -> Tensor:
-    return policy.logprobs(batch)["old_logprobs"]

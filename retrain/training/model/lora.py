@@ -188,9 +188,9 @@ def _on_cpu(model: Any) -> Generator[None]:
 
     Each weight is a single 0 that is expanded to the weight's shape, so it takes no memory.
     """
-    every = [(module._parameters, name) for module in model.modules() for name in module._parameters]
+    named = [(module._parameters, name) for module in model.modules() for name in module._parameters]
     empty = [
-        (tensors, name, tensors[name]) for tensors, name in every if tensors[name] is not None and tensors[name].is_meta
+        (tensors, name, tensors[name]) for tensors, name in named if tensors[name] is not None and tensors[name].is_meta
     ]
     for tensors, name, p in empty:
         tensors[name] = nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), False)
