@@ -211,7 +211,7 @@ class Shards:
         return copy.deepcopy(model), None
 
     def sum_gradients(self, parameters: list[Tensor]) -> None:
-        """Sum those gradients over the ranks that the backward pass did not reduce."""
+        """Sum over the ranks the gradients that the backward pass did not sum."""
 
     def spread(self, head: Any, settings: Any) -> Any:
         """Return a small extra module, such as a value head, sharded like the model's trained weights."""

@@ -161,8 +161,8 @@ class Score:
     Attributes:
         value: weighted sum of the rewards; None on failure.
         parts: name of each reward -> its value.
-        correct: the value of the first reward that measures correctness and did not return None exceeds 0.5; without
-            one, the value of the first reward that did not return None does. None on failure.
+        correct: True if the first reward that measures correctness exceeds 0.5; if no reward measures it, the first
+            of all rewards counts. Rewards that returned None are passed over. None on failure.
         status: "ok", "timeout", "crashed", "error" or "invalid".
         detail: description of the failure if status is not "ok".
     """

@@ -395,7 +395,7 @@ def _template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed_text(value: Any) -> Any:
-    """Return the JSON value of a text, as which columns with objects of several shapes are often stored."""
+    """Return the JSON value of a text. Columns whose objects have different keys are often stored as JSON."""
     if not isinstance(value, str) or not value:
         return value
     try:

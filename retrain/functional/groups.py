@@ -76,8 +76,8 @@ def has_credit(
 
         max |A| > 1e-6 * max(largest |A| of the batch, largest |r| of the group if its rewards are equal)
 
-    The mean of equal rewards that an advantage computes itself need not be their value: eight rewards of .2 leave
-    advantages of 1e-8, which an optimizer that normalizes its steps would follow as if they were 1.
+    An advantage that computes a mean itself may miss it by rounding: eight equal rewards of .2 leave advantages of
+    1e-8. An optimizer that normalizes its steps would follow them like advantages of 1.
 
     Args:
         advantages: [N, T], 0 outside of responses; rewards: [N], any unit; group_ids: [N].

@@ -35,8 +35,9 @@ _RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
 class RewardPool:
     """Pool of worker processes that scores completions with a weighted sum of rewards.
 
-    Every call has a time limit, and every worker a memory limit and few environment variables. It ends
-    with the process that created the pool.
+    Every call has a time limit, and every worker a memory limit and few environment variables. A worker ends with the
+    process that created the pool.
+
     Loading the rewards does not count towards the time limit of the first call. The remaining calls
     of a killed worker go to another worker.
 

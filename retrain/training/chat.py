@@ -108,7 +108,7 @@ class Chat:
         ]
 
     def quoted(self, text: str) -> str:
-        """Return the text with its special tokens disabled: `encode` makes ordinary tokens of them, which end no turn.
+        """Return the text with its special tokens disabled: `encode` then makes ordinary tokens of their letters.
 
         Without a chat template the text is returned unchanged, and special tokens in it are active.
         """
@@ -237,7 +237,7 @@ class Chat:
 
     @cached_property
     def end_id(self) -> int:
-        """Id of the token that ends an answer, and its sampling: the first token of the tokenizer's own behind it.
+        """Id of the token that ends an answer: the first special token that the template writes behind it.
 
         A base model with a ChatML template has another end of text, which its template does not write.
         """

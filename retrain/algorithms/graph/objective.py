@@ -24,10 +24,11 @@ class Objective:
         reduction: bound reduction of the terms.
         corrections: transforms that multiply the advantages by an importance weight of `old_logprobs` and
             `sampler_logprobs`, in order. The result of a row depends on that row only, and an advantage of 0 stays 0.
-            Their metric is policy/NAME_fraction, the share of tokens that one which only drops tokens has dropped,
-            weighted as the tokens of a loss term.
+            A correction that only drops tokens reports their share as policy/NAME_fraction, in which a token counts
+            with its weight in the loss.
         sft_reduction: reduction of the expert's terms if there are terms of both sources; None: `reduction`.
-        signal: returns the bound signal of a name, or None. One that reads `logprobs` is of the optimizer step.
+        signal: returns the bound signal of a name, or None. A signal that reads `logprobs` is computed in every
+            optimizer step.
 
     Attributes:
         terms: the loss terms whose weight is not 0.

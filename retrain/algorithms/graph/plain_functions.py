@@ -88,8 +88,8 @@ AlgorithmOutput = TransformOutput
 def missing_fields(function: Callable[..., Any]) -> list[str]:
     """Return the names that a context-style plug-in reads from its context, and that no context has.
 
-    Only its own source is searched. A name inside `try`, or also written as text, as for `hasattr`, is left out: the
-    function may serve other trainers, too.
+    Only the plug-in's own source is searched. A name is left out if it is read inside `try`, or also written as text
+    (as in `hasattr`), because the function may serve other trainers, too.
     """
     try:
         [definition] = ast.parse(dedent(inspect.getsource(function))).body

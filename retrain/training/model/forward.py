@@ -41,9 +41,9 @@ Each micro-batch casts all weights, so a large model needs larger micro-batches.
 class Forward:
     """Scores response tokens with a causal LM.
 
-    A model whose logits are its output embedding, possibly with a soft cap, is scored in chunks. One that mixes
-    tokens in its attention only, and in no way that `packed_attention` does not compute, runs packed; another one,
-    and rows longer than a sliding window, run padded with the model's own attention.
+    A model whose logits are its output embedding, possibly with a soft cap, is scored in chunks. A model runs packed
+    if its tokens meet only in an attention that `packed_attention` computes. Other models, and rows longer than a
+    sliding window, run padded with the model's own attention.
 
     Attributes:
         splits: logits are the output embedding of the last hidden state, so they can be computed in

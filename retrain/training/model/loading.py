@@ -81,7 +81,7 @@ class Loaded:
 
     @property
     def rope_length(self) -> float:
-        """Number of tokens up to which rotary frequencies are fixed; inf if they are so for every length.
+        """Number of tokens up to which rotary frequencies are fixed; inf if they do not depend on the length.
 
         Beyond it, frequencies of kind "dynamic" and "longrope" depend on the longest row of a forward pass.
         """

@@ -22,9 +22,9 @@ class Packing:
         gather: [R, S] int64, index of each cell's token in the list; 0 for padding, which causal attention hides.
         scatter: [n] int64, index of each token among the R * S cells.
         mask: [R, S] bool, True for tokens that are not padding.
-        bounds: tables for `ragged_attention`, which computes attention if they are there: boundaries [R + 1] int32 of
-            each row's queries in the list; boundaries [R + 1] int32 of each row's keys in a list of all rows' tokens,
-            shared prompts repeated; the index of each of those tokens in the list, int64.
+        bounds: three tables for `ragged_attention`, which computes attention if they are there. The first two are
+            boundaries [R + 1] int32: of each row's queries in the list, and of each row's keys in a list of all rows'
+            tokens with shared prompts repeated. The third is the index of each of those tokens in the list, int64.
     """
 
     kept: Tensor
