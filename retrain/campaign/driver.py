@@ -50,6 +50,7 @@ def run_campaign(
     warmed = set[int]()
     while due := schedule.due():  # one round, or with looks one round for each
         cold = [job for job in due if loaded.settings.start(job.seed) not in warmed]
+        # Machines of a cluster have caches of their own, which this process cannot fill.
         if cold and registry.executor.traits_of(loaded.executor.component).local:
             warm_start(loaded, campaign, cold, observe)
             warmed |= {loaded.settings.start(job.seed) for job in cold}
@@ -87,6 +88,7 @@ def work(
         worker.run()
         failures += worker.failures
         if any(not campaign.outcome(job) for job in due):
+            # A worker that took a run has done its part; one that took none must come back after the look.
             if worker.limit == limit and schedule.waits():
                 raise Preempted("no run is free before the next look")
             break
@@ -101,6 +103,7 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
     """
     distinct: dict[str, Job] = {}
     configs = {condition.label: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
+    # Conditions that share model, task and warm-up share a warm start, so that each is computed once.
     for job in jobs:
         warmup = configs[job.condition].config.warmup
         facts = configs[job.condition].resolved()
@@ -111,6 +114,7 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
     if runs:
         text = f"computing {len(runs)} warm start{'s' * (len(runs) > 1)}, unless in the cache"
         observe("message", {"text": text, "level": "info"})
+    # A single warm start may use the whole machine.
     slots = machine_slots(campaign.plan.slots, campaign.plan.ranks) if len(runs) > 1 else [{}]
     for first in range(0, len(runs), len(slots)):
         with Stop("run the same command to resume"), ExitStack() as started:

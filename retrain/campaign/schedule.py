@@ -35,7 +35,8 @@ class Schedule:
     def state(self) -> LookState:
         """Return the looks that have been tested, and the conditions that have stopped."""
         ended = {job.id for job in self._campaign.jobs if self._campaign.outcome(job)}
-        if not self._ended <= ended:  # --retry-failed took outcomes away, which a look may have used
+        # --retry-failed takes outcomes away that a look may have used, so that its decisions are made again.
+        if not self._ended <= ended:
             self._state = LookState(self._sizes, 0, {})
         self._ended = ended
         # Reading the results of all runs takes a second, so they are read only when a look may be complete.
@@ -63,6 +64,7 @@ class Schedule:
 
     def waits(self) -> bool:
         """Return True if runs of a later look may become due when the present runs have ended."""
+        # While the last look is under way, no further run becomes due.
         return self.state().passed < len(self._sizes) - 1
 
     def sentence(self) -> str:
@@ -95,11 +97,13 @@ class Schedule:
     def _asked_for(self) -> list[Job]:
         if not self._sizes:
             return list(self._campaign.jobs)
+        # After the last look there is no larger size; the runs asked for stay those of all seeds.
         seeds = self._sizes[min(self._state.passed, len(self._sizes) - 1)]
         jobs = self._campaign.jobs
         return [job for job in jobs if self._position[job.seed] < seeds and not self._has_stopped(job)]
 
     def _has_stopped(self, job: Job) -> bool:
+        # A condition that has not stopped needs all seeds.
         seeds, _ = self._state.stopped.get(job.condition, (len(self._position), ""))
         return self._position[job.seed] >= seeds
 

@@ -19,7 +19,7 @@ from retrain.types import Batch
 
 Columns = Mapping[str, Any]
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # float64 has 16 digits, and sums over 64 rows lose a few of them
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,10 @@ def verify(trials: int = 100, seed: int = 0) -> Iterator[FormulaCheck]:
         seed: seed of the inputs.
     """
     for name, (figure, limit, above) in _CHECKS.items():
+        # A stream for each check, so that adding a check changes the inputs of no other.
         rng = Random(derive_seed(seed, "verify", name))
         figures = [figure(rng) for _ in range(trials)]
+        # min and max skip or keep NaN by its place; a NaN must fail the check.
         worst = math.nan if any(map(math.isnan, figures)) else (min if above else max)(figures)
         yield FormulaCheck(name, worst, limit, above, trials)
 
@@ -63,6 +65,7 @@ def verify(trials: int = 100, seed: int = 0) -> Iterator[FormulaCheck]:
 def _groups(rng: Random, all_correct: bool = False) -> Columns:
     """Make random columns of four groups of 2 to 16 completions in random order, with rewards 0 and 1 and lengths."""
     ids = [group for group in range(4) for _ in range(rng.randint(2, 16))]
+    # Sorted groups would hide a formula that takes neighbors for members of a group.
     rng.shuffle(ids)
     correct = torch.tensor([all_correct or rng.random() < 0.6 for _ in ids])
     return {
@@ -130,6 +133,7 @@ def _leave_one_out(rng: Random) -> float:
     same = columns["group_ids"][:, None] == columns["group_ids"]
     sizes, right = same.sum(-1).double(), (same & columns["correct"]).sum(-1).double()
     plain = _run("advantage", "rloo", columns) - _run("advantage", "grpo", columns) * sizes / (sizes - 1)
+    # With one correct row nobody is left to compare it with, and its length credit is 0.
     factor = (right / (right - 1)).where(right > 1, 0.0)
     length = _length_part("dca_rloo", columns) - _length_part("dca", columns) * factor
     return float(torch.cat([plain, length]).abs().max())
@@ -145,6 +149,7 @@ def _dca_by_hand(rng: Random) -> float:
         rows = [row for row, other in enumerate(ids) if other == group]
         members = [row for row in rows if correct[row]]
         scaled = zip(members, _standardized([lengths[row] for row in members]), strict=True)
+        # Clamped, because exp overflows far out; beyond 20 the sigmoid is 0 or 1 to eight digits.
         scores = {row: 1 / (1 + math.exp(-max(-20.0, min(20.0, z)))) for row, z in scaled}
         mean = sum(scores.values()) / max(len(scores), 1)
         for row, outcome in zip(rows, _standardized([rewards[row] for row in rows]), strict=True):
@@ -162,6 +167,7 @@ def _prime_by_hand(rng: Random) -> float:
     """Return the largest difference between PRIME's advantages and the printed formula, term by term."""
     width, gamma = 12, rng.choice([1.0, rng.uniform(0.5, 1.0)])
     columns = dict(_groups(rng))
+    # Gaps in the mask are the observations of an environment; a row has at least one token.
     mask = torch.tensor([[t == 0 or rng.random() < 0.7 for t in range(width)] for _ in columns["group_ids"]])
     rewards = torch.tensor([[rng.gauss(0, 0.1) for _ in range(width)] for _ in columns["group_ids"]]).double()
     outcome = _run("advantage", "rloo", columns)
@@ -191,6 +197,7 @@ def _mixed_batch(rng: Random) -> tuple[Batch, Tensor, Objective]:
         torch.tensor([[rng.gauss(centre, 0.5) for _ in range(width)] for _ in range(count)]).double() * mask
         for centre in (-1.0, -1.0, 0.0)
     )
+    # Row 0 is the expert's and row 1 the policy's, so that no batch lacks one of the two.
     expert = torch.tensor([row < 1 or (row > 1 and rng.random() < 0.4) for row in range(count)])
     batch = Batch(
         input_ids=mask.long(),

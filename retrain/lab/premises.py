@@ -54,6 +54,7 @@ def planned(loaded: Any) -> dict[str, dict[str, Any]]:
         Task -> `about`, the first sentence of the task's docstring; `bounds`, metric of an evaluation -> (smallest,
         largest value) before training; and `sha256` of the task's definition, "" without a premise.
     """
+    # Conditions differ in credit alone, so that any of a task's configurations has its definition.
     tasks = {condition.task: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
     components = {name: config.components.one("task").component for name, config in tasks.items() if name}
     return {
@@ -77,6 +78,7 @@ def reported(premises: Mapping[str, Any], tables: Sequence[Any]) -> dict[str, An
     """
     rows: list[dict[str, str]] = []
     remarks: list[str] = []
+    # A task has a table for each outcome; reversed, the first outcome's table stays.
     results = {table.task: table for table in reversed(tables) if table.task}
     tasks = list(dict.fromkeys(table.task for table in tables if table.task))
     for task in tasks:
@@ -87,6 +89,7 @@ def reported(premises: Mapping[str, Any], tables: Sequence[Any]) -> dict[str, An
             "task": task,
             "premise": _about(premises.get(task)) or "-",
             "measured (bounds)": "; ".join(measured for measured, _ in checks) or "-",
+            # One bound that fails refutes the premise; one that was not measured only leaves it open.
             "verdict": "fails" if "does not hold" in words else "holds" if words == {"holds"} else "-",
         }
         rows.append(row)
@@ -101,6 +104,7 @@ def _checks(results: Any, bounds: Mapping[str, Any]) -> list[tuple[str, str]]:
     checks: list[tuple[str, str]] = []
     for start in sorted({cell.start for cell in results.runs}):
         files = (cell.path / "eval.jsonl" for cell in results.runs if cell.start == start)
+        # A run may have failed before its first evaluation; any other of the warm start serves.
         first = next((rows[0] for file in files if (rows := read_rows(file))), {})
         for metric, (low, high) in bounds.items():
             value = float(first.get(metric, "nan"))
@@ -132,6 +136,7 @@ def sha256(config: LoadedConfig) -> str:
     traits = registry.task.traits_of(bound.component)
     if not traits.premise:
         return ""
+    # Resolved values: a default that changes in the package changes the definition as well.
     sections = config.config.model_dump(mode="json")
     task = config.task(0)
     stated = {
@@ -141,6 +146,7 @@ def sha256(config: LoadedConfig) -> str:
         "rewards": traits.settings.get("rewards", []),
         "keys": {section: {key: sections[section][key] for key in keys} for section, keys in _KEYS.items()},
         "training": [_stated(task.problem(index)) for index in range(_TRAINING)],
+        # Problems stand for the code that draws them: refactored code with the same problems is the same task.
         "heldout": [_stated(problem) for problem in task.heldout(_HELDOUT)],
     }
     return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()
@@ -154,9 +160,11 @@ def version(hashes: Mapping[str, str]) -> str:
     Returns:
         A phrase; "" if there is no task, or if a task has no premise.
     """
+    # A task without a premise has no definition that could be compared.
     if not hashes or not all(hashes.values()):
         return ""
     digest = hashlib.sha256("".join(f"{name} {hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
+    # Settings of a run, such as its model, can change a definition without any change of the code.
     changed = [name for name, sha256_of_task in hashes.items() if FROZEN.get(name) != sha256_of_task]
     differs = f"{', '.join(changed)}, which {'differs' if len(changed) == 1 else 'differ'} from {VERSION}"
     return f"tasks of {VERSION}{f', except {differs}' if changed else ''} (sha256 {digest[:16]})"

@@ -152,6 +152,7 @@ def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]],
 def hover(axes: Axes, texts: Sequence[tuple[float, str]]) -> str:
     """Return at most `_STRIPS` transparent strips over the drawing; each shows the text at its x as a tooltip."""
     count = min(len(texts), _STRIPS)
+    # The middle of each part: equal distances without a preference for either end.
     chosen = [texts[(2 * position + 1) * len(texts) // (2 * count)] for position in range(count)]
     middles = [(axes.across(a) + axes.across(b)) / 2 for (a, _), (b, _) in pairwise(chosen)]
     bounds = [_LEFT, *middles, WIDTH - _RIGHT]
@@ -210,6 +211,7 @@ def runs(points: Sequence[Point]) -> list[list[Point]]:
 
 def running_mean(points: Sequence[Point]) -> list[Point]:
     """Return the centered running mean over a 25th of the points, over fewer at both ends; x values are kept."""
+    # A window of a 25th smooths sampling noise and keeps the shape of the curve.
     half = len(points) // 50
     sums = [0.0, *accumulate(y for _, y in points)]
     bounds = [(max(0, i - half), min(len(points), i + half + 1)) for i in range(len(points))]
@@ -244,6 +246,7 @@ def axis_range(values: Sequence[float], percent: bool) -> Range:
     """
     low, high = span(values)
     margin = 0.05 * (high - low)
+    # From 0 on, a curve in the upper half of the axis would lose half of its height.
     bottom = 0.0 if 0 <= low < 0.5 * high else low - margin
     if percent and min(values) >= 0 and max(values) <= 1:
         return max(0.0, bottom), min(1.0, high + margin)
@@ -254,7 +257,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return about `count` round values between low and high, at distances of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
+    # Slightly less than `rough` still fits, and spares a jump to the next factor by rounding.
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    # 0.3 / 0.1 is 2.9999999999999996: without the slack a tick at the end of an axis would be lost.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(index * step, 12) for index in range(first, last + 1)]
 

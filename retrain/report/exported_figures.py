@@ -27,6 +27,7 @@ _LINE, _KEY = 18, 130
 
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 _VARIABLE = re.compile(r"var\((--[\w-]+)\)")
+# Tooltips need a browser; other programs may draw their strips.
 _HOVER = re.compile(r'<rect class="hover".*?</rect>|<title>.*?</title>', re.DOTALL)
 _OPENING = re.compile(r'<svg\b[^>]*viewBox="([-\d.]+) ([-\d.]+) ([\d.]+) ([\d.]+)"[^>]*>')
 _UNSAFE = re.compile(r"[^a-z0-9]+")
@@ -75,6 +76,7 @@ def _unused(folder: Path, name: str, files: Sequence[Path]) -> Path:
     """Return the path of a figure. Two names with the same letters and digits get different paths."""
     plain = _UNSAFE.sub("-", name.lower()).strip("-") or "figure"
     paths = (folder / f"{plain}{f'-{number}' if number > 1 else ''}.svg" for number in count(1))
+    # Only files of this call count: an earlier report's figures are to be replaced.
     return next(path for path in paths if path not in files)
 
 
@@ -90,6 +92,7 @@ def standalone(drawing: Drawing) -> str:
     (x, y, width, height), body = _opened(_HOVER.sub("", drawing.svg))
     legend, lines = _legend(drawing.keys, x, y + height, width)
     whole = height + lines * _LINE
+    # Rules of forests begin with that class, which the outer element of a file must then have.
     kind = ' class="forest"' if 'class="forest"' in drawing.svg.partition(">")[0] else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x:g} {y:g} {width:g} {whole:g}" '
@@ -114,6 +117,7 @@ def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, 
         titles: headers of both columns of text; if both are empty, there is no header.
     """
     elements = [_opened(svg) for svg in (*(svg for _, svg, _ in rows), *([axis] if axis else []))]
+    # SVG has no text layout: 7 units are a wide estimate for a character of 11 pixels.
     left, right = (7.0 * max((len(text) for text in column), default=0) + 12 for column in _columns(rows, titles))
     wide = max((width for (_, _, width, _), _ in elements), default=0.0)
     y = 6.0
@@ -146,6 +150,7 @@ def _legend(keys: Sequence[tuple[str, str]], x: float, y: float, width: float) -
         top = y + _LINE * (index // across) + 8
         parts.append(f'<g transform="translate({left:.1f} {top:.1f})">{mark}</g>')
         parts.append(label("start", (left + 12, top + 4), text))
+    # The negated floor division rounds up.
     return "".join(parts), -(-len(keys) // across)
 
 
@@ -156,7 +161,9 @@ def _styles() -> str:
     Programs that draw SVG outside a browser support neither variables nor media queries.
     """
     sheet = _STYLES.read_text(encoding="utf-8")
+    # The colors before the first media query are those of light pages; paper is white.
     values = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", sheet.partition("@media")[0]))
+    # The sheet's comments are the names of its sections, of which drawings need two.
     named = re.split(r"/\* (.+) \*/", sheet)
     sections = dict(zip(named[1::2], named[2::2], strict=True))
     drawings = sections["charts"] + sections["conditions of a campaign"].partition("@media")[0]
@@ -172,6 +179,7 @@ def _styles() -> str:
 
 def _resolved(selector: str, body: str, values: Mapping[str, str]) -> Iterator[str]:
     """Yield the rule with values instead of variables; one rule for each condition if it uses the condition's color."""
+    # A file has no variables to set and no other files to load.
     if "--c:" in body or "url(" in body:
         return
     if "var(--c)" not in body:

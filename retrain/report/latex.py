@@ -16,11 +16,13 @@ _SPECIAL = {
     "<": "$<$",
     ">": "$>$",
 }
+# Not between letters or digits: `gtpo-2` and `1e-5` keep their hyphen.
 _NUMBER = re.compile(r"(?<![\w.])-(?=[.\d])")
 
 
 def text(value: str) -> str:
     """Escape the special characters of LaTeX; a hyphen before a number becomes a minus sign."""
+    # Character by character, because replacing one after the other would escape the escapes.
     escaped = "".join(_SPECIAL.get(character, character) for character in _NUMBER.sub("\N{MINUS SIGN}", value))
     return escaped.replace("\N{MINUS SIGN}", "$-$")
 
@@ -38,6 +40,7 @@ def tables(titled: Mapping[str, Table]) -> str:
         if not table.rows:
             continue
         lines = [" & ".join(map(text, row)) + r" \\" for row in (table.columns, *table.rows)]
+        # Numbers of equal decimals line up when they end at one edge.
         columns = "l" + "r" * (len(table.columns) - 1)
         body = [lines[0], r"\midrule", *lines[1:]]
         parts += [

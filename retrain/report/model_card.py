@@ -67,6 +67,7 @@ class CardFacts:
     def is_local(self) -> bool:
         """True if the base model is a local directory, whose path means nothing on other machines."""
         path = model_location(self.base)
+        # `org/name` may be a directory or a name on the hub; transformers takes an existing directory first.
         return not packaged(self.base) and (path.startswith(("/", ".")) or Path(path).is_dir())
 
     @property
@@ -99,6 +100,7 @@ class CardFacts:
     def license(self) -> str:
         """License of the weights, by its identifier on the hub."""
         model = packaged(self.base)
+        # Of other models this package does not know the license, and "other" claims nothing.
         return "apache-2.0" if self.builtin else "other" if model is None else model.license
 
     @property
@@ -152,6 +154,7 @@ def render_adapter_card(card: CardFacts, base: str) -> str:
         card: contents of the model card.
         base: the adapter's base model; a path such as "../base" is relative to the adapter.
     """
+    # A base beside the adapter was saved with it; the hub cannot link to it.
     shipped = base.startswith("..")
     origin = None if shipped or card.is_local else card.origin if packaged(card.base) else base
     data = {"library_name": "peft", "base_model": origin, "tags": ["retrain", "lora"]}
@@ -168,6 +171,7 @@ def _yaml(data: Mapping[str, Any]) -> str:
 def _curve(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of at most twelve evaluations, including the first and the last."""
     count = min(_POINTS, len(rows))
+    # Equal distances that include both ends; max() is for a single evaluation.
     chosen = [rows[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
     columns = [name for name in _CURVE if any(name in row for row in rows)]
     return Table(columns, [[_number(row.get(name)) for name in columns] for row in chosen])

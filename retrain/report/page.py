@@ -68,6 +68,7 @@ def _environment(folder: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        # Exactly str: jinja's own Markup is a subclass, whose text the templates wrote.
         finalize=lambda value: _CONTROLS.sub("·", value) if type(value) is str else value,
     )
     environment.filters["inline"] = _inline
@@ -78,6 +79,7 @@ def _environment(folder: Path) -> Environment:
 
 def _inline(text: str) -> str:
     """Escape a text for one line of Markdown: no HTML, no end of a table cell, and no links or images."""
+    # & first, because the other replacements contain one.
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
     return " ".join(text.replace("](", "]&#40;").replace("]:", "]&#58;").split("\n"))
 
@@ -111,6 +113,7 @@ def percent(share: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Format a duration as `89 s`, `12 min` or `1.5 h`."""
+    # Up to a minute and a half seconds are exact, and `1 min` would hide a third of it.
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -41,10 +41,12 @@ def _status(run: Path) -> dict[str, Any]:
     if not stored and not metrics:
         raise no_run(run)
     lock, state = Lock(run / "lock"), str(stored.get("outcome", "unknown"))
+    # A killed process cannot write its end; the system releases its lock.
     if state == "running" and not lock.held():
         state = "killed"
     steps = len(metrics)
     total = read_json(run / "config.resolved.json").get("training", {}).get("max_steps")
+    # Completions grow or shrink in training, so that early steps mislead about those to come.
     recent = [row["time/step_s"] for row in metrics[-20:] if "time/step_s" in row]
     eta = sum(recent) / len(recent) * (total - steps) if state == "running" and total and recent else None
     evaluation = evals[-1] if evals else {}
@@ -85,6 +87,7 @@ def summary(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> str:
     points, low, high = change(evals)
     moved = f"from {percent(first['accuracy'])} to {percent(last['accuracy'])}"
     start = f"Held-out accuracy {'rose' if low > 0 else 'fell'} {moved}"
+    # Without this a difference of noise would be reported as a rise or a fall.
     if low <= 0 <= high:
         start = f"No significant change of held-out accuracy, {moved}"
     greedy = ""

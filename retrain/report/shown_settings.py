@@ -36,6 +36,7 @@ def _without_defaults(section: Any, defaults: Any) -> Any:
         return {
             key: _without_defaults(value, None)
             for key, value in section.items()
+            # Tables of components have no defaults here; all of their values are shown.
             if value is not None and (key not in plain or plain[key] != value)
         }
     if isinstance(section, list):

@@ -83,6 +83,7 @@ class Access:
         """Hosts that a request may name. An endpoint on all addresses cannot list the names that lead to it."""
         # TrustedHostMiddleware compares an IPv6 address with its brackets.
         names = sorted(f"[{host}]" if ":" in host else host for host in self.origins)
+        # Then the key and the Origin are the protection.
         return ["*"] if self.host in _ALL_ADDRESSES else names
 
     def check(self, headers: Headers) -> None:
@@ -90,6 +91,7 @@ class Access:
         if "origin" in headers and _hostname(headers["origin"]) not in self.origins:
             raise RefusedError(403, "requests from other web pages are refused")
         given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        # Compared in constant time, so that answers' times do not tell how many characters are right.
         if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
             raise RefusedError(401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
 
@@ -163,12 +165,14 @@ async def read_json(request: Request, max_bytes: int) -> JsonObject:
     try:
         async for part in request.stream():
             size += len(part)
+            # The rest is read without being kept, so that memory stays bounded.
             if size <= max_bytes:
                 content += part
     except ClientDisconnect:
         raise RefusedError(499, "the connection was closed") from None
     if size > max_bytes:
         raise too_long(f"the request is longer than {max_bytes} bytes", 413)
+    # Parsing megabytes would stop all other requests of the loop.
     return await asyncio.to_thread(_json_object, content)
 
 
@@ -187,6 +191,7 @@ async def unless_gone(request: Request, waiting: asyncio.Future[_T]) -> _T:
     gone = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait([waiting, gone], return_when=asyncio.FIRST_COMPLETED)
+        # The body has been read, so that the next message of the connection can only be its end.
         if not gone.done():
             return await waiting
         waiting.cancel()

@@ -48,13 +48,16 @@ class HttpServer:
         most = min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         settings = Config(
             app,
-            http="h11",  # uvicorn would take httptools where it happens to be installed
+            # uvicorn would take httptools and uvloop where they happen to be installed, and behave differently there.
+            http="h11",
             limit_concurrency=most,
             ws="none",
             lifespan="off",
             loop="asyncio",
+            # The screen belongs to the run; uvicorn's lines would break its display.
             log_config=None,
             log_level=logging.CRITICAL,
+            # Without a proxy in front, X-Forwarded-For is what a client claims.
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=_IDLE_S,
@@ -67,4 +70,5 @@ class HttpServer:
     def close(self) -> None:
         """Accept no more requests, and wait up to five seconds for those in progress."""
         self._server.should_exit = True
+        # Requests get `_LEAVE_S`, and closing sockets takes a moment more.
         self._thread.join(2 * _LEAVE_S)

@@ -95,6 +95,7 @@ class Lock:
     def release(self) -> None:
         """Release the lock if this process owns it."""
         owner = self.owner()
+        # A worker that took the lock over owns it now.
         if owner is not None and (owner["machine"], owner["pid"]) == (machine(), os.getpid()):
             with exclusive(self.path, waiting=lambda: None) as file:
                 file.truncate(0)
@@ -130,6 +131,7 @@ def alive(owner: Mapping[str, Any]) -> bool:
         return False
     except PermissionError:
         return True
+    # A PID is used again once the numbers have run through; with its start time it is unique.
     return owner["born"] == _start_time(owner["pid"])
 
 
@@ -162,4 +164,5 @@ def _start_time(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
+    # Field 22 of stat(5): state, the first behind the name, is field 3.
     return None if fields[0] == "Z" else fields[19]

@@ -108,6 +108,7 @@ def _masked(value: Any, hidden: bool) -> Any:
         return {key: _masked(item, hidden or looks_secret(str(key))) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_masked(item, hidden) for item in value]
+    # These hold no secret, and a report of "no key set" is worth reading.
     if value is None or value == "" or isinstance(value, bool):
         return value
     if hidden:
@@ -136,6 +137,7 @@ def _spellings(values: tuple[str, ...]) -> list[str]:
         for line in lines
         for spelling in (line, repr(line)[1:-1], json.dumps(line)[1:-1], quote(line, safe=""), quote_plus(line))
     }
+    # The longest first: a secret that contains another would be replaced in part only.
     return sorted((spelling for spelling in spellings if len(spelling) >= _MIN_LENGTH), key=len, reverse=True)
 
 

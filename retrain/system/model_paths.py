@@ -128,6 +128,7 @@ def problem_with(path: str) -> tuple[str, str] | None:
     if os.path.isfile(os.path.join(local, "adapter_config.json")):
         # transformers would load the base model that the adapter names, which can be anywhere.
         return f'"{path}" holds an adapter', "give the directory of its model, or of the merged model"
+    # An existing directory wins over a name on the hub, as in transformers.
     if os.path.isdir(local):
         return None if os.path.isfile(os.path.join(local, "config.json")) else (f'"{path}" has no config.json', fix)
     named = is_hub_name(path) and not os.path.exists(local)
@@ -136,4 +137,5 @@ def problem_with(path: str) -> tuple[str, str] | None:
 
 def positions(model: Any) -> float:
     """Return the maximum number of tokens of prompt and completion together; inf if the model sets no limit."""
+    # A model of text and images has the number in the configuration of its text part.
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf

@@ -61,6 +61,7 @@ def cpu_threads(parameters: int, sharing: int = 1) -> int:
         parameters: number of parameters of the model.
         sharing: number of processes, or of threads that compute independently, among which the cores are divided.
     """
+    # "4,2" is a number for each nesting level, of which the first is the outer one.
     if (value := os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]).isdecimal() and int(value):
         return int(value)
     return max(1, min(usable_cores() // sharing, max(2, parameters // _PARAMETERS_PER_THREAD)))
@@ -73,6 +74,7 @@ def _busy_seconds() -> float | None:
         lines = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
         # user, nice, system, irq, softirq, steal: not idle and iowait; guest time is counted in user and nice already
         ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7, 8))
+        # /proc/stat counts this process as well.
         return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
     return None
 
@@ -144,10 +146,12 @@ def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callab
     """
     if sys.platform != "linux":
         return lambda: None
-    prctl = ctypes.CDLL(None).prctl  # loaded before the fork, because nothing may be imported after it
+    # Loaded before the fork: another thread may hold the import lock, which the fork would wait for forever.
+    prctl = ctypes.CDLL(None).prctl
 
     def follow() -> None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        # The parent may have ended before the kernel knew of the wish.
         if os.getppid() != parent:
             os._exit(code)
 
@@ -278,6 +282,7 @@ def end(process: Process, grace_s: float = 0.0) -> None:
             process.wait(grace_s)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    # Without it the ended process would stay as a zombie, and its PID would count as alive.
     process.wait()
 
 
@@ -316,6 +321,7 @@ class SignalHandler(ABC):
 
     def _dropped(self, dropped: Any) -> None:
         number, error = self._raised
+        # Other exceptions in finalizers are none of this handler's.
         if error is None or dropped.exc_value is not error:
             self._hook(dropped)
             return

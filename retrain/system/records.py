@@ -93,6 +93,7 @@ def parse_json(data: bytes, finite: bool = False) -> Any:
             names the column where the parser stopped.
     """
     try:
+        # pydantic's parser bounds the nesting, at which json.loads raises RecursionError.
         value = from_json(data, allow_inf_nan=not finite)
         if finite and _POSSIBLY_INFINITE.search(data):
             json.dumps(value, allow_nan=False)  # raises ValueError if a number was parsed as infinity
@@ -152,6 +153,7 @@ def jsonl_rows(path: str | Path, finite: bool = True) -> Rows:
     try:
         with opened(expanded(path), "rb") as file:
             number = 0
+            # One more than allowed, which tells a longer line from one of exactly that length.
             while line := file.readline(_MAX_LINE + 1):
                 number += 1
                 complete = len(line) <= _MAX_LINE
@@ -231,6 +233,7 @@ def _batch_rows(batch: Any) -> Iterator[Any]:
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:
+        # One bad text fails the whole batch; row by row, only its row is bad.
         for row in range(batch.num_rows):
             try:
                 yield batch.slice(row, 1).to_pylist()[0]
@@ -298,6 +301,7 @@ def refusal(bad: Sequence[str], name: object, rest: str) -> DataError:
 def by_reason(bad: Sequence[str]) -> list[str]:
     """Return one line for each reason in `bad`, with the place of its first row and the number of the others."""
     counts = Counter(line.partition(": ")[2] for line in bad)
+    # Reversed, so that of equal reasons the first row stays.
     first = {line.partition(": ")[2]: line for line in reversed(bad)}
     lines = [(first[reason], counts[reason] - 1) for reason in counts]
     return [f"{line} (and {more:,} more row{'s' * (more > 1)})" if more else line for line, more in lines]

@@ -51,6 +51,7 @@ def say(text: str, error: bool = False) -> None:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = text.translate(_IN_ASCII).encode(encoding, "replace").decode(encoding)
+    # A log that is followed, and a process that is killed, must show the last line.
     print(text, file=stream, flush=True)
 
 

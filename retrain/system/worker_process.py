@@ -79,6 +79,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the worker and all processes that it has started, and close the pipe."""
         # `end` kills the worker's group, which its descendants in a session of their own have left.
+        # Before the kill: afterwards orphans have another parent, and nobody could find them.
         left = descendants(self.process.pid)
         end(self.process)
         for pid in left:

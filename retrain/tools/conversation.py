@@ -27,6 +27,7 @@ def completions(context: RunContext, prompts: Iterable[str], count: int, tempera
     """
     config, loaded = context.config, context.trained.loaded
     for turn, prompt in enumerate(prompts):
+        # A seed for each prompt: a prompt that is typed again gets other samples.
         seed = derive_seed(config.eval.seed, "conversation", turn)
         sampling = loaded.sampling(seed, temperature, config.eval.top_p, config.eval.top_k)
         most = config.eval.max_tokens or config.training.max_tokens
@@ -38,6 +39,7 @@ def completions(context: RunContext, prompts: Iterable[str], count: int, tempera
 
 def _prompt(task: Task, typed: str) -> Any:
     """Return the messages of a JSON list, or else the text with the task's template and system prompt."""
+    # A text that happens to be JSON but no list of messages is a question like any other.
     try:
         return _MESSAGES.validate_json(typed)
     except ValidationError:

@@ -40,9 +40,11 @@ class Parameters:
             ConfigError: a parameter is invalid.
         """
         component = find(kind, name)
+        # Registered before it is bound, so that a misspelt key is compared with its keys.
         self._readers.setdefault(component.table, []).append(component)
         table = self._document.data.setdefault(component.table, {})
         if isinstance(table, dict):
+            # What the user sets outranks what the command gives.
             table |= {key: value for key, value in component.takes(given).items() if key not in table}
         bound = Binder(self._document, load_catalog=self._known).bind(Slot(kind, name, (kind,)))
         self._stop()
@@ -56,6 +58,7 @@ class Parameters:
             if table not in self._readers or not isinstance(values, dict):
                 self._document.refuse((table,), *unknown_key((table,), values, keys, {}))
                 continue
+            # Several components may share a table; a key is read if one of them reads it.
             read = {key for reader in self._readers[table] for key in reader.takes(values)}
             for key in [key for key in values if key not in read]:
                 self._document.refuse((table, key), *unknown_key((table, key), None, keys, {}))

@@ -25,6 +25,7 @@ from retrain.training.settings import PolicySettings
 from retrain.training.warmup import demonstrations
 from retrain.types import ExpertRow, Metrics, Problem
 
+# Without an id field a problem's id is file:line, from which the scores take their line.
 _READING = RowFormat(answer_field="solution", id_field="")
 _POSITIVE = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
@@ -96,6 +97,7 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
     rows = demonstrations(phi.chat, problems)
     most = positions(phi.model)
     lengths = [(problem.id, len(row.ids)) for problem, row in zip(problems, rows, strict=True)]
+    # All rows are checked before the first forward pass, so that no work is lost to a row at the end.
     if bad := [f"{name}: {length} tokens; the model takes {most}" for name, length in lengths if length > most]:
         raise refusal(bad, path, ": remove them")
     forwards = Forward(phi.model, settings), Forward(ref.model, settings)
@@ -127,10 +129,12 @@ def _scored(
 ) -> Iterator[ScoredRow]:
     """Yield the scores of rows; `forwards` compute the log-probs of model and reference."""
     batch = Layout(pad_id=0, device=phi.model.device, max_tokens=0).batch([], 0, rows)
+    # double: the difference of two log-probs of many tokens is summed.
     policy, other = (forward.logprobs(batch)["old_logprobs"].double() for forward in forwards)
     for problem, row, values in zip(problems, rows, (beta * (policy - other)).tolist(), strict=True):
         [(start, end)] = row.spans
         rewards, tokenizer = values[start:end], cast("Any", phi.tokenizer)
+        # Token by token, because rewards belong to tokens and a joint decoding merges them.
         texts = [tokenizer.decode([id_]) for id_ in row.ids[start:end]]
         yield ScoredRow(
             line=int(problem.id.rpartition(":")[2]),
@@ -159,6 +163,7 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
     messages = values.get("messages")
     if "prompt" not in values and isinstance(messages, list) and messages:
         *prompt, last = cast("list[Any]", messages)
+        # Only an answer of the model can be scored, with all messages before it as the prompt.
         if not isinstance(last, Mapping) or cast("Mapping[str, Any]", last).get("role") != "assistant":
             raise BadRow("messages must end with the assistant's")
         return {"prompt": prompt, "solution": cast("Mapping[str, Any]", last).get("content")}
@@ -170,6 +175,7 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _correct(values: Mapping[str, Any]) -> bool | None:
     """Return the label of a row's solution; None without one. Raises BadRow for an invalid label."""
+    # A verdict outranks a reward, which may have parts for length or format.
     name = "reward" if values.get("correct") is None else "correct"
     try:
         value = checked(_VERDICT, values.get(name))
@@ -186,6 +192,7 @@ def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
     device = choose_device("auto")
     phi, ref = load_model(model), load_model(other)
     vocabulary, theirs = cast("tuple[Any, Any]", (phi.tokenizer, ref.tokenizer))
+    # Log-probs of different tokens cannot be subtracted.
     if vocabulary.get_vocab() != theirs.get_vocab():
         raise ComponentError(
             f"{other} and {model} have different tokenizers", "name the model from which this one was trained"

@@ -36,11 +36,13 @@ class SafeTracker(Tracker):
         self._patience = patience_s
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._disabled = threading.Event()
+        # A daemon, so that a library that hangs cannot keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Queue the metrics of a step."""
+        # The run may change its dict while the other thread still waits to send it.
         copied = dict(metrics)
         self._put(lambda: self._tracker.log(step, copied))
 
@@ -65,6 +67,7 @@ class SafeTracker(Tracker):
         if self._disabled.is_set():
             return
         try:
+            # Never a wait: a service that hangs must not slow training.
             self._work.put_nowait(work)
         except queue.Full:
             self._disable(f"is {_WAITING} rows behind")

@@ -41,6 +41,7 @@ def credit_map(results: Results) -> CreditMap | None:
     The whole step is credited, because some transforms use statistics of the batch; one group is shown. Returns None
     if no such rollouts were stored.
     """
+    # The baseline first, because its completions are the natural ground for all others.
     for label in (results.baseline, *results.conditions):
         for cell in results.done(label).values():
             if (stored := _stored(cell.path)) is not None:
@@ -56,7 +57,9 @@ def _stored(run: Path) -> tuple[int, Sequence[MapRow], list[int]] | None:
     """
     for file in sorted(run.glob("rollouts/step-*.jsonl.gz"), reverse=True):
         try:
+            # Credit is undefined for a completion that could not be scored or has no token.
             rows = [row for row in read_rows(file) if row["reward"] is not None and row.get("tokens")]
+        # A damaged or older file is no reason to lose the report: an earlier step may do.
         except (StorageError, LookupError, TypeError, ValueError):
             continue
         shown = best_and_worst(rows)
@@ -68,6 +71,7 @@ def _stored(run: Path) -> tuple[int, Sequence[MapRow], list[int]] | None:
 def _credited(results: Results, source: Cell, step: int, rows: Sequence[MapRow], shown: list[int]) -> CreditMap:
     advantages, skipped = dict[str, list[list[float]]](), dict[str, str]()
     for label in results.conditions:
+        # Any run of the condition has its settings; a finished one with the same seed is the closest.
         cells = sorted(results.started(label), key=lambda cell: (not cell.done, cell.seed != source.seed))
         if not cells:
             skipped[label] = "its runs have not started"
@@ -100,6 +104,7 @@ def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
+    # Recomputed they would need a tokenizer or the run's history; the run stored them as it trained.
     kept = {part.name: kind for part in components("signal") if (kind := signal.traits_of(part).stored)}
     pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, frozenset(kept))
     if pipeline.policy_columns:

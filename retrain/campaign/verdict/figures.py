@@ -29,7 +29,7 @@ from retrain.report.charts import (
 )
 from retrain.report.page import plural
 
-COLORS = 16
+COLORS = 16  # colors of the style sheet, c0 to c15
 _WIDE, _ROW, _PAD = 340, 26, 12
 
 Curve = list[tuple[int, Estimate]]
@@ -103,6 +103,7 @@ def _forest(height: int, content: str) -> str:
 def mean_curve(cells: Sequence[Cell]) -> Curve:
     """Return the mean accuracy over runs, with its 95% t interval, at every step at which all were evaluated."""
     curves = [dict(cell.curve) for cell in cells]
+    # A mean over the runs that happen to have a step would jump where a run drops out.
     steps = [step for step in (curves[0] if curves else ()) if all(step in curve for curve in curves)]
     return [(step, mean_estimate([curve[step] for curve in curves])) for step in steps]
 
@@ -117,6 +118,7 @@ def curves(results: Results) -> list[tuple[str, str, str]]:
     means = {label: curve for label, curve in curves.items() if len(curve) > 1}
     if not means:
         return []
+    # One pair of axes for all charts, so that conditions can be compared by eye.
     points = [point for label in means for cell in results.done(label).values() for point in cell.curve]
     axes = Axes(span([float(step) for step, _ in points]), *_values([y for _, y in points]))
     lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
@@ -131,6 +133,7 @@ def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve
     style = f"c{index(results, label)}"
     runs = [[(float(step), y) for step, y in cell.curve] for cell in results.done(label).values()]
     faint = "".join(polyline(axes, run, f"single {style}") for run in runs)
+    # One run has a mean without an interval, and no band.
     finite = [(float(step), at) for step, at in curve if math.isfinite(at.low)]
     upper = [(x, _clip(axes.y, at.high)) for x, at in finite]
     lower = [(x, _clip(axes.y, at.low)) for x, at in finite]
@@ -154,6 +157,7 @@ def _tooltips(axes: Axes, shown: Mapping[str, Curve]) -> str:
 
 def _values(values: Sequence[float]) -> tuple[Range, bool]:
     """Return the range of an axis for these values, and True if all of them are between 0 and 1."""
+    # Values within 0 and 1 are taken for shares and printed in percent.
     if any(not 0 <= value <= 1 for value in values):
         return axis_range(values, False), False
     low, high = axis_range(values, True)
@@ -182,6 +186,7 @@ def scatters(results: Results, others: Sequence[Results]) -> list[tuple[str, str
     across = [(f"{metric} over {other.outcome.metric}", other.outcome.label, _results(other)) for other in others]
     for cost, (title, unit) in enumerate((("Tokens", "tokens sampled"), ("Time", "seconds in steps")), start=1):
         spent = {run: cell.total[cost] for run, cell in results.cells.items() if cell.done}
+        # Ticks of seven digits would not fit under the axis.
         scale, unit = (1e6, f"million {unit}") if max(spent.values(), default=0.0) >= 1e6 else (1.0, unit)
         across.append((title, unit, {run: value / scale for run, value in spent.items() if math.isfinite(value)}))
     return [(title, _scatter(results, values, unit)) for title, unit, values in across if values]

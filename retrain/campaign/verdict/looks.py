@@ -84,6 +84,7 @@ def expected_seeds(
     condition_seeds = baseline_seeds = 0.0
     for _ in range(tables):
         noise = rng.normal(size=(comparisons + 1, sizes[-1]))
+        # Comparisons share the noise of the baseline; each difference has the deviation 1.
         paired = (noise[1:] - noise[0]) / 2**0.5 + effect
         family = SequentialFamily(paired, sizes, [0.0] * comparisons, range(sizes[-1]), alpha, _SIGNS)
         remaining = [*range(comparisons)]
@@ -94,9 +95,11 @@ def expected_seeds(
             if margin is not None:
                 means = {index: statistics.mean_of(paired[index, :size].tolist()) for index in remaining}
                 intervals = {index: mean.interval(levels[number]) for index, mean in means.items()}
+                # An interval inside of the margin implies both of its tests, but for Holm's correction.
                 inside = {index for index, each in intervals.items() if -margin < each.low and each.high < margin}
                 equal |= dict.fromkeys(inside - ended, number)
                 ended |= inside
+            # At the last look everything ends.
             stays = [index for index in remaining if index not in ended] if size < sizes[-1] else []
             condition_seeds += size * (len(remaining) - len(stays)) / comparisons
             remaining = stays

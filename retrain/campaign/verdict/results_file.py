@@ -111,8 +111,10 @@ def measured(row: ResultRow, metric: str) -> float | None:
     if _blank(value):
         return None
     text = str(value).strip()
+    # float() also takes "1_000" and digits of other scripts, which a table hardly means.
     if isinstance(value, bool) or not (_NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text)):
         raise DataError(f"{row.line}: {metric} is {text[:50]!r}, which is not a number; {_NUMBER_FIX}")
+    # Parquet and JSON give numbers, CSV texts; one way through text treats them alike.
     number = float(text)
     if not _NOT_FINITE.fullmatch(text) and abs(number) > _LIMIT:
         fix = "fix the value, or give the metric in a larger unit"
@@ -196,6 +198,7 @@ def _integer(value: Any, line: str, field: str) -> int:
     """Convert the value of a field to an integer; DataError, which names line and field, if it is not one."""
     try:
         number = float(value)
+        # Beyond 2^53 a float skips integers, so that two seeds could become one.
         if isinstance(value, bool) or not number.is_integer() or abs(number) > 2**53:
             raise ValueError
         return int(number)

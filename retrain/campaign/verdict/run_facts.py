@@ -50,6 +50,7 @@ def what_differs(results: Results) -> dict[str, dict[str, str]]:
 
     Conditions without a started run are left out.
     """
+    # One run stands for its condition: a campaign refuses runs of one condition with other settings.
     settings_of = {label: settings(cell.path) for label in results.conditions for cell in results.started(label)[:1]}
     keys = dict.fromkeys(key for values in settings_of.values() for key in values)
     shown = {
@@ -66,7 +67,8 @@ def measured_differently(changes: Mapping[str, Any], results: Results) -> list[s
     """
     config = configuration(results)
     tables = [str(config.get("task", {}).get("name", "")).rpartition(".")[2] or "task"]
-    if config.get("eval", {}).get("max_tokens") is None:  # then training's limit is that of evaluated answers
+    # Unset, the limit of training is that of evaluated answers, and so it changes what is measured.
+    if config.get("eval", {}).get("max_tokens") is None:
         tables.append("training.max_tokens")
     return [key for key in changes if _under(key, (*_MEASURING, *tables)) and not _under(key, _NOT_MEASURING)]
 
@@ -89,6 +91,7 @@ def campaign_commands(directory: Path, results: Results) -> list[str]:
     changed = [part for text in plan.overrides for part in ("--set", text)]
     again = shlex.join(["retrain", "campaign", plan.file or str(directory / "campaign.toml"), *changed])
     lines = ["# the whole campaign", again, f"retrain report {shlex.quote(str(directory))}"]
+    # A run of the campaign's own name would continue the stored run instead of repeating it.
     lines += ["", "# single runs, under other names than the campaign's"]
     for cell in results.runs:
         config, name = str(cell.path / "config.toml"), f"again-{cell.path.parent.name}-{cell.path.name}"
@@ -136,6 +139,7 @@ def write_tables(tables: Sequence[Results], directory: Path) -> list[Path]:
         writer = csv.DictWriter(file, rows[0] if rows else (), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    # pyarrow is optional: results.csv has the same rows.
     if importlib.util.find_spec("pyarrow") is None:
         return [path]
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")

@@ -53,11 +53,13 @@ def write_report(directory: Path) -> Report:
     tables = read_campaign_tables(directory)
     analysis = analyze(tables)
     added = run_facts.added_facts(directory, tables)
+    # results.csv has a row for each run; the tables of tasks have the conditions of one task each.
     every = tables
     if tables[0].task:  # then a row of results.csv is a run of one task
         every = [read_campaign(directory, outcome=outcome) for outcome in analysis.outcomes]
     commands = run_facts.campaign_commands(directory, every[0])
     html, text, tex = (directory / f"report.{kind}" for kind in ("html", "md", "tex"))
+    # A link among the files would let the report overwrite a file elsewhere.
     plain_files(directory, deep=False)
     with writing(directory):
         pages = {table.task: run_pages(table, directory) for table in analysis.main}
@@ -111,6 +113,7 @@ def exported(analysis: Analysis) -> dict[str, Drawing]:
 
 def _scatters(analysis: Analysis) -> list[tuple[str, str]]:
     """Return the first outcome over the others and over costs; none for several tasks."""
+    # Costs and results of different tasks have no common axis.
     return figures.scatters(analysis.first, analysis.tables[1:]) if len(analysis.main) == 1 else []
 
 
@@ -172,6 +175,7 @@ def _evidence(analysis: Analysis, pages: Mapping[str, Mapping[tuple[str, int], s
 
 
 def _curves(table: Results) -> list[tuple[str, str, str]]:
+    # With tasks only the first chart, of all conditions: a chart for each condition and task would be dozens.
     return figures.curves(table)[: 1 if table.task else None]
 
 
@@ -247,6 +251,7 @@ def _shown(cell: Cell | None) -> str:
 def conditions(analysis: Analysis) -> list[tuple[str, Table]]:
     """Return the tables of means over runs: conditions with all outcomes, or tasks by conditions for each outcome."""
     first = analysis.first
+    # A campaign of one task in `tasks` names it in its table, as with several.
     if len(analysis.main) == 1 and not first.task:
         return [("", Table.of([_summary(analysis, condition) for condition in first.conditions]))]
     titled: list[tuple[str, Table]] = []
@@ -272,6 +277,7 @@ def spent(table: Results, condition: str) -> dict[str, str]:
     """Return a row of costs: runs that reached the threshold, steps until then if all did, and a whole run."""
     cells = list(table.done(condition).values())
     steps = [step for cell in cells if (step := cell.reached(table.threshold, table.outcome.sign)) is not None]
+    # A mean over the runs that reached the threshold would favor conditions of which only the quick runs do.
     every = len(steps) == len(cells)
     return {
         "condition": condition,
@@ -291,6 +297,7 @@ def _completion(credit: CreditMap, index: int) -> dict[str, Any]:
     correctness = "" if row.get("correct") is None else ", right" if row["correct"] else ", wrong"
     return {
         "head": f"reward {float(row['reward']):.3g}{correctness}",
+        # The question is at the end of a prompt; a system message may fill its beginning.
         "prompt": str(row["prompt"])[-300:],
         "tokens": row["tokens"],
         "planning": row.get("planning"),

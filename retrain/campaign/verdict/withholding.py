@@ -29,6 +29,7 @@ def health(results: Results, conditions: Sequence[str], warning: str) -> dict[st
     for label in conditions:
         count, reason = trained_nothing(results, label)
         runs = len(results.done(label))
+        # Where only some of its runs trained nothing, that is a result of the method.
         if count and count == runs:
             return {"withheld": f"{'all ' * (runs > 1)}{plural(runs, 'run')} of {label} trained nothing: {reason}"}
         some += [f"{count} of {runs} runs of {label} trained nothing: {reason}"] if count else []
@@ -50,6 +51,7 @@ def _no_training(results: Results, cell: Cell) -> str:
     if len(values) > 1 or not results.outcome.known_direction:
         return ""  # a share of truncated answers, for instance, may well stay at 0
     (value,) = values
+    # A share cannot leave its range, so that no condition can be better than one at its limit.
     if results.outcome.share and value in (0.0, 1.0):
         return f"{metric} is {value:g} in every evaluation, its {'ceiling' if value else 'floor'}"
     is_told = len(cell.curve) >= _EVALUATIONS
@@ -63,6 +65,7 @@ def other_units(results: Results, conditions: Sequence[str]) -> str:
     groups = _units([*values.values()], results.outcome.share)
     if not groups:
         return ""
+    # The smaller group is named: most often one file or one run was written in another unit.
     few, many = sorted(groups, key=len)
     foreign = {run: value for run, value in values.items() if value in few}
     return f"{_described(results, foreign)} beside {_span(many)}: different units?"
@@ -86,6 +89,7 @@ def margin_problem(results: Results) -> str:
     if margin is None or not values:
         return ""
     largest = max(map(abs, values))
+    # Below 1 a margin is possible in any unit; a larger one must not exceed the largest value.
     if margin < 1 or margin <= largest > 1:
         return ""
     return f"a margin of {margin:g} is beyond the range of the values, {_span(values)}"
@@ -93,6 +97,7 @@ def margin_problem(results: Results) -> str:
 
 def _units(values: Sequence[float], share: bool) -> list[list[float]]:
     """Split values into those of a share and the others; [] if they look like one unit. 0 is 0 in any unit."""
+    # 0 and negative values fit both units; only of a share is a negative value impossible.
     shares = [value for value in values if 0 < value <= 1]
     others = [value for value in values if value > 1 or (share and value < 0)]
     if not shares or not others:

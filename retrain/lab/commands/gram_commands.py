@@ -72,6 +72,7 @@ def extract(  # noqa: PLR0913 - the recipe's keys are its options
 
     names, hub = _names(files or [], source, dataset_name)
     _check_grams([bool(names), hub is not None, task is not None], n_min, n_max)
+    # tf-idf is the default otherwise, because it needs no download.
     embedder = _SENTENCE_TRANSFORMER if literal and embedder is None else embedder
     shape = (n_min, n_max, min_df, max_per_doc_rate, max_grams, lowercase)
     recipe = Recipe(*shape, clusters, top_percentile, seed, None if embedder == _TF_IDF else embedder, literal)
@@ -110,5 +111,6 @@ def _check_grams(sources: list[bool], n_min: int, n_max: int) -> None:
     """Check combinations of options."""
     if sum(sources) != 1:
         raise typer.BadParameter("give files, --task NAME, or --source hub NAME", param_hint="FILES")
+    # Without this the extraction would fail only after it has read all files.
     if n_min > n_max:
         raise typer.BadParameter(f"{n_min} is above --n-max {n_max}", param_hint="--n-min")

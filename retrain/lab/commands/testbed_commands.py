@@ -55,6 +55,7 @@ def judge(  # noqa: PLR0913 - the options of the command
         claim=claim,
         controls=controls,
     )
+    # Beside the runs and not beside the file, which may be under version control.
     written = expanded(load(file).config.logging.dir) / f"testbed-{file.stem}.toml"
     with writing(written):
         written.parent.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,7 @@ def page(title: str, completions: Sequence[ComparedCompletion], credits_: Sequen
 def _scatter(credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
     low, high = axis_range(credit.advantages, percent=False)
     lengths = span([float(completion.length) for completion in completions])
+    # 0 belongs to the axis, because the sign of an advantage is its meaning.
     axes = Axes(padded(lengths, 0.05), padded((min(low, 0.0), max(high, 0.0)), 0.05), label="tokens")
     zero = line("zero", axes.place(axes.x[0], 0), axes.place(axes.x[1], 0))
     marks = "".join(
@@ -48,6 +49,7 @@ def _scatter(credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
     return svg(axes.draw() + zero + _lines(axes, credit, completions) + marks)
 
 
+# A penalty of length shows as lines that fall.
 def _lines(axes: Axes, credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
     """Draw a line through the correct completions of each prompt, from the shortest to the longest."""
     groups: dict[str, list[Point]] = {}
@@ -67,6 +69,7 @@ def _strips(credit: Credit, completions: Sequence[ComparedCompletion]) -> dict[s
     """Return the template's values for the first completions with the credit of their tokens."""
     rows = list(zip(completions, credit.tokens or (), credit.planning or (), strict=True))[:_SHOWN]
     sizes = sorted(abs(value) for _, values, _ in rows for value in values if value) or [1.0]
+    # One outlier would otherwise fade the colors of all other tokens.
     scale = sizes[int(_STRONGEST * (len(sizes) - 1))]
     return {
         "name": credit.name,

@@ -151,6 +151,7 @@ def _candidates(documents: Sequence[Runs], recipe: Recipe) -> tuple[Holders, lis
     Returns:
         The solutions that contain each n-gram, the n-grams to cluster (sorted), and the counts left after every step.
     """
+    # 0.07 * 100 is 7.000000000000001 in floats; the slack keeps its ceiling at 7.
     floor = 1 if recipe.literal else max(1, ceil(recipe.min_df * len(documents) - 1e-9))
     frequent = _frequent(documents, recipe.n_max, floor)
     long_enough = {gram: count for gram, count in sorted(frequent.items()) if gram.count(" ") + 1 >= recipe.n_min}
@@ -222,6 +223,7 @@ def _clusters(grams: Sequence[str], holders: Holders, recipe: Recipe) -> tuple[C
     One thread is used, so that sums have a fixed order and the result is reproducible.
     """
     vectors = embedder(recipe.embedder, grams)(grams)
+    # n_init=1: the seed chooses the start, and further starts would cost their time again.
     means = library("sklearn.cluster", EXTRA).KMeans(
         min(recipe.clusters, len(grams)), n_init=1, max_iter=_MAX_ITERATIONS, random_state=recipe.seed
     )
@@ -232,10 +234,12 @@ def _clusters(grams: Sequence[str], holders: Holders, recipe: Recipe) -> tuple[C
         members.setdefault(label, []).append(index)
     built: list[Cluster] = []
     for label, rows in members.items():
+        # Equal distances are ordered by text, so that the result does not depend on the order of rows.
         nearest = min(rows, key=lambda row: (float(distances[row, label]), grams[row]))
         inside = tuple(sorted(grams[row] for row in rows))
         held = frozenset[int]().union(*(holders[gram] for gram in inside))
         built.append(Cluster(len(held), inside, center=grams[nearest], selected=False))
+    # Ties by text: which clusters are kept must not depend on the labels of k-means.
     built.sort(key=lambda cluster: (-cluster.frequency, cluster.grams))
     top = ceil(recipe.top_percentile * len(built) - 1e-9)
     return tuple(replace(cluster, selected=rank < top) for rank, cluster in enumerate(built))

@@ -36,6 +36,7 @@ class TokenValues(StatefulComponent):
         self, problems: Any, input_ids: Tensor, response_mask: Tensor, group_ids: Tensor, step: int
     ) -> tuple[Tensor, Metrics]:
         """Return values [N, T] and the metric oracle/tokens, the number of sampled tokens."""
+        # Every response token starts a segment of one token.
         distinct, numbers = prefixes(input_ids, response_mask, group_ids, response_mask)
         rewards, tokens = self._continue(problems, distinct, self._count, derive_seed(self._seed, "oracle", step))
         return values_at(response_mask, rewards, numbers), {"oracle/tokens": float(tokens)}

@@ -24,11 +24,14 @@ def prefixes(
         The prefixes, and for every marked token, in row-major order, the index of its prefix.
     """
     ids, groups = input_ids.tolist(), group_ids.tolist()
+    # Response tokens before each position, which a continuation has used of the run's limit.
     before: list[list[int]] = (response_mask.cumsum(-1) - response_mask.long()).tolist()
     indices: dict[Prefix, int] = {}
     places: list[list[int]] = starts.nonzero().tolist()
     prefixes_at = [
-        indices.setdefault(Prefix(groups[n], tuple(ids[n][:t]), before[n][t]), len(indices)) for n, t in places
+        # Completions of a group begin alike, so that many prefixes are sampled from once.
+        indices.setdefault(Prefix(groups[n], tuple(ids[n][:t]), before[n][t]), len(indices))
+        for n, t in places
     ]
     return list(indices), group_ids.new_tensor(prefixes_at).long()
 
@@ -44,6 +47,7 @@ def values_at(starts: Tensor, rewards: Tensor, numbers: Tensor) -> Tensor:
         [N, T] in the unit of the reward; 0 for other tokens, and where the scoring of all continuations failed.
     """
     values = starts.new_zeros(starts.shape).float()
+    # A failed reward is left out of the mean; only a prefix of which all failed has no value.
     values[starts] = rewards.nanmean(-1).nan_to_num(0.0).to(values)[numbers]
     return values
 
@@ -62,6 +66,7 @@ def credit(values: Tensor, starts: Tensor, rewards: Tensor, response_mask: Tenso
         [N, T], 0 outside `response_mask`. Over the segments of a row it sums to the reward minus the prompt's value.
     """
     behind, returns = rewards.to(values.dtype), values.new_zeros(values.shape)
+    # From the end: the value after a segment is that at the start of the next.
     for column in reversed(range(values.shape[1])):
         returns[:, column] = behind
         behind = values[:, column].where(starts[:, column], behind)

@@ -38,6 +38,7 @@ class SegmentStarts(StatefulComponent):
         starts = response_mask & (position == 0)
         for row, (ids, mask) in enumerate(zip(input_ids.cpu(), response_mask.cpu(), strict=True)):
             texts = self._text.pieces(ids[mask].tolist())
+            # A token starts a segment if the token before it has the line break.
             starts[row, mask.nonzero()[:, 0][1:]] = starts.new_tensor(["\n" in text for text in texts[:-1]])
         return starts
 

@@ -38,6 +38,7 @@ class Brevity(Addition):
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
         """Return `redundant`: the share of the correct answers' characters that are redundant."""
+        # Wrong answers may be long for another reason than checks.
         right = [(p, a) for p, a in answered(problems, answers) if a.correct]
         checks = sum(end - start for p, a in right for start, end in self.spans(p, a.text)["redundant"])
         return {"redundant": checks / max(1, sum(len(a.text) for _, a in right))}

@@ -51,6 +51,7 @@ class Chain(Drawn):
 
         If the text after the right steps does not match a step, it is the rest of the text.
         """
+        # What cannot be read as a step is the mistake, up to the end: nothing behind it can be judged.
         done, span = _right_steps(problem, text)
         return {"mistake": [span] if span else [] if done == self.steps else [(_end(text, done), len(text))]}
 
@@ -61,6 +62,7 @@ class Chain(Drawn):
         """
         pairs = answered(problems, answers)
         done = [_right_steps(p, a.text)[0] for p, a in pairs]
+        # The first wrong step was tried as well, unless all were right.
         tried = sum(min(count + 1, self.steps) for count in done)
         step, right = sum(done) / max(1, tried), sum(bool(a.correct) for _, a in pairs) / max(1, len(pairs))
         return {"step": step, "gap": abs(right - step**self.steps)}
@@ -85,4 +87,5 @@ def _right_steps(problem: Problem, text: str) -> tuple[int, CharSpan | None]:
 
 def _end(text: str, steps: int) -> int:
     """Return the position in the text at which the first `steps` steps end."""
+    # With no right step the position is the beginning of the text.
     return [0, *(step.end() for step in _STEP.finditer(text))][steps]

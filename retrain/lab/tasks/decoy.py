@@ -34,6 +34,7 @@ class Decoy(Addition):
 
     def _solution(self, a: int, b: int, rng: Random, habits: Habits) -> str:
         lines: list[str] = []
+        # Without the opening "let me think", planning phrases stand only where chance puts them.
         for line in super()._solution(a, b, rng, habits).splitlines()[1:]:
             if "=" in line and rng.random() < self.p_phrase:
                 lines.append(rng.choice(PHRASES))

@@ -54,4 +54,5 @@ def flipped(completion: str, answer: str, problem: Mapping[str, Any]) -> float:
 
 
 def _flips(problem: str, completion: str, share: float) -> bool:
+    # The low 20 bits of a hash are uniform, and fine enough for a share in millionths.
     return derive_seed(0, "flip", problem, completion) % 2**20 < share * 2**20
