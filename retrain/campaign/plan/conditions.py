@@ -119,7 +119,8 @@ def rungs(compared: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> 
     """Pair each condition but the first with the condition that it extends: (condition, against).
 
     If the file names none, it is the earlier condition that differs in the fewest settings and components, and the
-    last of them if several differ equally. For example, gtpo_sepa extends gtpo and not gtpo_hicra.
+    first of them if several differ equally. For example, gtpo_sepa extends gtpo and not gtpo_hicra; a condition that
+    replaces a setting of the baseline by another value extends the baseline, whatever values others have there.
 
     Args:
         compared: conditions in order.
@@ -128,7 +129,7 @@ def rungs(compared: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> 
     described = [_described(resolved) for resolved in facts]
     pairs: list[tuple[str, str]] = []
     for index, condition in enumerate(compared[1:], start=1):
-        nearest = min(range(index), key=lambda before: (len(described[before] ^ described[index]), -before))
+        nearest = min(range(index), key=lambda before: len(described[before] ^ described[index]))
         pairs.append((condition.label, condition.against or compared[nearest].label))
     return pairs
 

@@ -479,8 +479,8 @@ def noise_sources(analysis: Analysis) -> str:
     now = deviation * statistics.detectable_effect(most.count, most.size, most.alpha)
     then = deviation * statistics.detectable_effect(most.count + _MORE, most.size, most.alpha)
     return (
-        f"of the standard deviation of {deviation:.3f} over seeds, at most {sampled:.3f} is from {problems} held-out "
-        f"problems, and the rest from the runs: {_MORE} times the problems would bring it to {fewer:.3f} at "
+        f"of the pooled standard deviation of {deviation:.3f} over seeds, at most {sampled:.3f} is from {problems} "
+        f"held-out problems, and the rest from the runs: {_MORE} times the problems would bring it to {fewer:.3f} at "
         f"best; {_MORE} more seeds would detect {then:.3f} instead of {now:.3f}"
     )
 
