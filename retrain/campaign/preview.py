@@ -187,7 +187,7 @@ def spread(loaded: LoadedCampaign, reached: float | None = None) -> Spread | Non
     if measured := _measured(loaded):
         return measured
     problems = loaded.configs[0].config.eval.problems
-    if not problems or loaded.settings.measured[0].metric != "accuracy":
+    if not problems or loaded.settings.all_outcomes[0].metric != "accuracy":
         return None
     rate, origin = (reached, "the probe's") if reached is not None and 0 < reached < 1 else (0.5, "worst-case")
     source = f"assumed: the binomial error of two evaluations of {problems} problems at {origin} accuracy {rate:.2g}"
@@ -198,7 +198,9 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
     """Pool the variances of the comparisons with at least two complete pairs; None without such a comparison."""
     if not (loaded.directory / PLAN).exists():
         return None
-    tables = [table for table in read_campaign_tables(loaded.directory) if table.outcome == loaded.settings.measured[0]]
+    tables = [
+        table for table in read_campaign_tables(loaded.directory) if table.outcome == loaded.settings.all_outcomes[0]
+    ]
     pairings = [
         Contrast(table, *pair)
         for table in tables
@@ -229,7 +231,7 @@ def power(settings: Campaign, comparisons: int, noise: Spread | None) -> list[st
     if noise is not None:
         lines.append(f"standard deviation of the paired difference: {noise.sd:.3g} ({noise.source})")
         lines += filter(None, [noise.sources])
-    margin = settings.measured[0].margin
+    margin = settings.all_outcomes[0].margin
     if noise is not None and margin:
         needed = statistics.seeds_needed(margin, noise.sd, comparisons, settings.alpha)
         shown = f"about {needed:,} {unit}s" if needed else "more than 100,000 seeds"
@@ -248,7 +250,7 @@ def look_costs(settings: Campaign, comparisons: int, noise: Spread | None) -> di
         `text`, a sentence about the looks, and `expected`, rows of `effect` in standard deviations and mean `runs`.
     """
     sizes = settings.look_sizes
-    margin = settings.measured[0].margin
+    margin = settings.all_outcomes[0].margin
     margin_sd = margin / noise.sd if noise is not None and margin else None
     baselines = max(1, len(settings.tasks))
     expected: list[dict[str, float]] = []
@@ -257,7 +259,7 @@ def look_costs(settings: Campaign, comparisons: int, noise: Spread | None) -> di
         expected.append({"effect": effect, "runs": comparisons * compared + baselines * baseline})
     first = statistics.detectable_effect(sizes[0], comparisons, look_levels(sizes, settings.alpha)[0])
     size = f"{first:.2f} standard deviations"
-    size += f" ({first * noise.sd:.3g} {settings.measured[0].metric})" if noise is not None else ""
+    size += f" ({first * noise.sd:.3g} {settings.all_outcomes[0].metric})" if noise is not None else ""
     tested = " and ".join([*filter(None, [", ".join(map(str, sizes[:-2]))]), str(sizes[-2])])
     text = f"tested after {tested} of {sizes[-1]} seeds; the first look detects {size} with 80% power"
     return {"text": text, "expected": expected}
@@ -279,7 +281,7 @@ def _detectable(settings: Campaign, count: int, unit: str, comparisons: int, noi
     test = "the exact max-t test" if exact else "the t test, which assumes roughly normal differences,"
     effect = statistics.detectable_effect(count, comparisons, settings.alpha)
     size = f"{effect:.2f} standard deviations of the paired difference"
-    size += f" ({effect * noise.sd:.3g} {settings.measured[0].metric})" if noise is not None else ""
+    size += f" ({effect * noise.sd:.3g} {settings.all_outcomes[0].metric})" if noise is not None else ""
     return f"{seeds}: {test} detects {size} with 80% power, in a family of {comparisons}"
 
 

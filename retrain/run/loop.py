@@ -257,7 +257,7 @@ def rollout_rows(
         if batch is not None and index in rows:
             span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
             credit["advantages"] = batch.advantages[rows[index], span].tolist()
-            for column, name in pipeline.stored.items():
+            for column, name in pipeline.flags_to_store.items():
                 credit[name] = batch.extra[column][rows[index], span].int().tolist()
         yield rollout.row() | {"tokens": tokens} | credit
 

@@ -19,9 +19,14 @@ from retrain.errors import StorageError
 SUMS = "SHA256SUMS"
 """Name of the file with the hashes of a folder's other files, in the format of `sha256sum --check`."""
 
-_MAX_SIZE, _ALWAYS_UNPACKED, _MAX_RATIO, _CHUNK = 2 << 30, 64 << 20, 100, 1 << 20
-"""Limits of `read_plain`: bytes of the content; bytes that any compressed file may unpack to; ratio of unpacked to
-compressed size for more. Bytes of one read."""
+_MAX_SIZE = 2 << 30
+"""Maximum size of a file's content in bytes."""
+_ALWAYS_UNPACKED = 64 << 20
+"""Bytes to which a compressed file may unpack, however small it is."""
+_MAX_RATIO = 100
+"""Maximum ratio of unpacked to compressed size beyond `_ALWAYS_UNPACKED`; rollouts never compress that well."""
+_CHUNK = 1 << 20
+"""Bytes of one read."""
 _MAX_SUMS = 16 << 20
 """Maximum size of SHA256SUMS in bytes."""
 NO_FILE_FIX = "check the path, which is relative to the working directory"
@@ -48,11 +53,14 @@ def staged(path: Path, durable: bool = True) -> Generator[Path]:
         _apply_umask(stage)
         if durable:
             sync(stage)
-        if stage.is_dir() and path.is_dir() and not path.is_symlink():  # a file must not replace a folder
+        is_folder = stage.is_dir()
+        # A file must not replace a folder: then the last rename fails.
+        if is_folder and path.is_dir() and not path.is_symlink():
             remove(old)
             path.rename(old)
         stage.replace(path)
-        remove(old)
+        if is_folder:
+            remove(old)
         if durable:
             sync(path.parent, deep=False)
     finally:
@@ -60,7 +68,7 @@ def staged(path: Path, durable: bool = True) -> Generator[Path]:
 
 
 def _apply_umask(stage: Path) -> None:
-    """Give files that only their owner can read the permissions of a file created by `open`.
+    """Change the permissions of files that only their owner can read to those of a file created by `open`.
 
     The safetensors library creates files with mode 0600.
     """
@@ -80,17 +88,17 @@ def _apply_umask(stage: Path) -> None:
 def published(folder: Path) -> Generator[Path]:
     """Yield a temporary folder, and move its content into `folder` at the end of the block with a SHA256SUMS file.
 
-    A `folder` that holds only files of an earlier publication and Markdown files is replaced as a whole. Otherwise
-    files of the same name are replaced one by one, SHA256SUMS last, and all other files stay. If the block raises,
-    `folder` is unchanged. SHA256SUMS does not list Markdown files, because people edit them.
+    A `folder` that holds only files of an earlier publication is replaced as a whole. Otherwise files of the same name
+    are replaced one by one, SHA256SUMS last, and all other files stay. If the block raises, `folder` is unchanged.
+    SHA256SUMS does not list Markdown files, because people edit them; of these only README.md is replaced.
 
     Raises:
         StorageError: the folder cannot be written.
     """
     folder = folder.resolve()
-    ours = {line.partition("  ")[2].partition("/")[0] for line in _sum_lines(folder)} | {SUMS}
-    others = folder.is_dir() and any(entry.name not in ours and entry.suffix != ".md" for entry in folder.iterdir())
     with writing(folder):
+        ours = {folder / line.partition("  ")[2] for line in _sum_lines(folder)} | {folder / SUMS, folder / "README.md"}
+        others = any(path not in ours and not path.is_dir() for path in folder.rglob("*"))
         folder.parent.mkdir(parents=True, exist_ok=True)
         with staged(folder.with_name(f"{folder.name}.new") if others else folder) as stage:
             stage.mkdir()
@@ -100,9 +108,11 @@ def published(folder: Path) -> Generator[Path]:
             (stage / SUMS).write_text("".join(lines), encoding="utf-8")
         if others:
             complete = folder.with_name(f"{folder.name}.new")
-            for entry in sorted(complete.iterdir(), key=lambda entry: entry.name == SUMS):
-                remove(folder / entry.name)
-                entry.replace(folder / entry.name)
+            files = (path for path in complete.rglob("*") if path.is_file())
+            for file in sorted(files, key=lambda path: path.name == SUMS):
+                target = folder / file.relative_to(complete)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
             remove(complete)
 
 
@@ -200,15 +210,15 @@ def open_plain(path: Path) -> BinaryIO:
         OSError: the file does not exist, cannot be read, or is a link, a pipe, a device or a directory.
     """
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link, and links are not followed", str(path)) from None
         raise
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 def read_plain(path: Path, max_size: int = _MAX_SIZE) -> bytes:
@@ -219,7 +229,7 @@ def read_plain(path: Path, max_size: int = _MAX_SIZE) -> bytes:
         max_size: maximum size of the content in bytes.
     Raises:
         OSError: see `open_plain`; or the content is larger than `max_size`; or a compressed file unpacks to more than
-            64 MB and more than 100 times its size. Rollouts never compress that well.
+            64 MiB and more than 100 times its size.
         EOFError, zlib.error: the compressed data is damaged.
     """
     with open_plain(path) as file:
@@ -233,7 +243,8 @@ def read_plain(path: Path, max_size: int = _MAX_SIZE) -> bytes:
         while part := source.read(_CHUNK):
             parts.append(part)
             length += len(part)
-            if length > limit:  # unpacked, or the file grows
+            # The size above says nothing about unpacked data, or about a file that grows.
+            if length > limit:
                 raise too_large
         return b"".join(parts)
 
@@ -262,7 +273,8 @@ def check_sums(folder: Path, fix: str) -> None:
     try:
         for line in _sum_lines(folder):
             digest, _, name = line.partition("  ")
-            if os.path.isabs(name) or ".." in Path(name).parts or not (folder / name).is_file():  # a device has no end
+            # Hashing a device such as /dev/zero would never end, so every name must be a file.
+            if os.path.isabs(name) or ".." in Path(name).parts or not (folder / name).is_file():
                 raise StorageError(f"{folder}: {SUMS} names {name!r}, which is not a file in this folder; {fix}")
             if sha256(folder / name) != digest:
                 raise StorageError(f"{folder / name}: its SHA-256 hash differs from that in {SUMS}; {fix}")

@@ -193,7 +193,7 @@ class Pipeline:
         return produced, metrics
 
     @property
-    def stored(self) -> dict[str, str]:
+    def flags_to_store(self) -> dict[str, str]:
         """Columns of flags to store with the rollouts: {column: stored name}, from the trait `stored` of signals."""
         signals = [stage for stage in self.graph if stage.kind == "signal"]
         stored = {stage.writes: signal.traits_of(stage.bound.component).stored for stage in signals}

@@ -114,13 +114,13 @@ class Campaign(Section):
             raise ValueError("`outcomes` replaces metric, goal and margin: set them in [[campaign.outcomes]]")
         if len({outcome.metric for outcome in self.outcomes}) < len(self.outcomes):
             raise ValueError("an outcome is listed twice")
-        for outcome in self.measured:  # also validates metric, goal and margin together
+        for outcome in self.all_outcomes:  # also validates metric, goal and margin together
             if outcome.share and (outcome.margin or 0) >= 1:
                 raise ValueError(f"a margin of {outcome.margin:g} is beyond the range of {outcome.metric}, 0 to 1")
         return self
 
     @property
-    def measured(self) -> tuple[Outcome, ...]:
+    def all_outcomes(self) -> tuple[Outcome, ...]:
         """All outcomes; the first is the one of learning curves."""
         return self.outcomes or (Outcome(metric=self.metric, goal=self.goal, margin=self.margin),)
 

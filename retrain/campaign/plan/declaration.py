@@ -183,8 +183,8 @@ def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
     labels = {"baseline": loaded.baseline, "primary": settings.primary}
     terms: dict[str, Any] = {**labels, "claim": settings.claim, "alpha": settings.alpha}
     terms |= {"seeds": settings.seed_list, "warm_starts": settings.warm_starts, "tasks": settings.tasks}
-    if settings.measured != (Outcome(),):  # left out otherwise, so that older declarations keep their time
-        terms["outcomes"] = [outcome.model_dump() for outcome in settings.measured]
+    if settings.all_outcomes != (Outcome(),):  # left out otherwise, so that older declarations keep their time
+        terms["outcomes"] = [outcome.model_dump() for outcome in settings.all_outcomes]
     if settings.look_sizes:
         terms["looks"] = settings.look_sizes
     for role, label in labels.items():

@@ -374,7 +374,7 @@ def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[Key, ConfigProblem]]:
 def _unmeasured(settings: Campaign, config: LoadedConfig, source: Document) -> list[ConfigProblem]:
     """Return an error for each outcome that no evaluation and no step of a run measures."""
     problems: list[ConfigProblem] = []
-    for index, outcome in enumerate(settings.measured):
+    for index, outcome in enumerate(settings.all_outcomes):
         at: Key = (SECTION, "outcomes", index, "metric") if settings.outcomes else (SECTION, "metric")
         if mistake := result_problem(outcome.key, config.config, config.components):
             problems.append(source.at(at, *mistake))

@@ -67,10 +67,10 @@ class Declared(TypedDict):
     Attributes:
         at: time at which the plan was written, ISO 8601 in UTC.
         after: number of runs that had started by then.
-        runs: number of all runs by then, including those of an earlier plan.
+        runs: number of runs that were planned at that time, including those of an earlier plan.
         sha256: hash of the campaign's file.
         terms: settings that decide what the declared comparison tests, by key.
-        earlier: names of the campaign's files of earlier declarations, if runs had started by then.
+        earlier: names of the kept files of the campaign as declared earlier, if runs had started by then.
     """
 
     at: str
@@ -86,7 +86,8 @@ class LooksDeclared(TypedDict):
 
     Attributes:
         at: time at which the looks, or the number of seeds, were last set or changed, ISO 8601 in UTC.
-        after, runs: number of runs that had started by then, and of all runs. With `after` > 0 the looks are late.
+        after: number of runs that had started by then. If it is not 0, the looks are late.
+        runs: number of all runs that were planned at that time.
     """
 
     at: str
@@ -101,15 +102,16 @@ class Plan(Campaign):
         file: path of the campaign's file.
         folder: current directory in which the campaign was started.
         overrides: changes by `--set`, as `key=value`.
-        declared: declaration of `primary` and `claim`; None if neither is set, nor was when the first run started.
-        looks_declared: declaration of the looks; None if there are none, nor were when the first run started.
-        seeds_reported: number of seeds of a report after which seeds were added without looks; None if there is none.
+        declared: declaration of `primary` and `claim`; None if neither is set now or was when the first run started.
+        looks_declared: declaration of the looks; None if there are none now and were none when the first run started.
+        seeds_reported: number of seeds in a report that was written before seeds were added without looks; None if
+            that did not happen.
         ladder: pairs (condition, against) in which the first extends the second.
         control_of: control -> the condition that it is compared with, if that is not the baseline.
         cells: all runs.
 
     Raises:
-        ValueError: baseline, primary, controls or ladder name a condition without runs.
+        ValueError: baseline, primary, controls, control_of or ladder name a condition without runs.
     """
 
     model_config = ConfigDict(extra="allow")  # facts of `extensions`, by their names
@@ -126,7 +128,7 @@ class Plan(Campaign):
 
     @property
     def seed_list(self) -> list[int]:
-        """List of the seeds of the runs, in their order."""
+        """Seeds of the runs, in their order."""
         return list(dict.fromkeys(cell.seed for cell in self.cells))
 
     @model_validator(mode="after")
@@ -188,9 +190,10 @@ def jobs(loaded: LoadedCampaign) -> list[Job]:
 
 
 def extensions() -> dict[str, Any]:
-    """Return the modules of the entry point group `retrain.campaign`, which add facts to plans and reports, by name.
+    """Return {name: module} of the entry points in the group `retrain.campaign`, which add facts to plans and reports.
 
-    `planned(campaign)` returns JSON data for plan.json, and `reported(data, tables)` the fields of `AddedFacts`.
+    Each module has two functions: `planned(campaign)` returns JSON data for plan.json, and `reported(data, tables)`
+    returns the fields of `AddedFacts`.
     """
     return {point.name: point.load() for point in entry_points(group="retrain.campaign")}
 
@@ -200,7 +203,7 @@ def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
 
     Args:
         loaded: the campaign.
-        history: `declared`, `looks_declared` and `seeds_reported`, which depend on what was before.
+        history: `declared`, `looks_declared` and `seeds_reported`, which depend on the earlier plan.json.
     """
     return {
         **dict.fromkeys(("declared", "looks_declared", "seeds_reported")),

@@ -255,7 +255,7 @@ def _described(contrast: Contrast, family: str, size: int) -> Comparison:
         starts=len({cell.start for cell, _ in pairs}) if results.paired else 1,
         left_out=tuple(sorted(planned - set(seeds))) if results.paired else (),
         mean=contrast.mean,
-        effect=statistics.effect_size([*contrast.differences().values()]),
+        effect=statistics.hedges_g([*contrast.differences().values()]),
         area=mean_estimate([*contrast.differences(area).values()]),
         avg_tokens=mean_estimate([*contrast.differences(length).values()]),
         aes=mean_estimate([score for score in scores if score is not None]),

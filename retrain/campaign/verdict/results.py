@@ -32,16 +32,16 @@ class Cell:
         reason: explains a missing result; empty when done.
         curve: (step, value of the outcome's metric) of every evaluation or step, in order.
         mean: True if the result is the mean over the shared steps, False if it is the last value.
-        shared_steps: the steps of the curve that all runs of the task have; None: all its own.
+        shared_steps: steps at which every run of the task was measured; None: use every step of this curve.
         avg_tokens: mean length of a held-out completion at the last evaluation.
         problems: number of held-out problems behind an accuracy; 0 if the metric is not a share of problems.
-        answers_by_step: step -> problem -> value, for files with a row for each problem.
+        answers_by_step: step -> problem -> value; empty unless the runs were read from a file with a row per problem.
         spent: cumulative rollouts, tokens and seconds after 0, 1, 2, ... steps.
         host, attempts: machine that ran it, and number of starts.
         start: index of its warm start.
         ended: True if a campaign has recorded its end; it gets no further attempt.
         no_update: why no step of the run changed a weight; "" if one did, or if it is not known.
-        findings: names of what the run says is wrong with it.
+        findings: names of the problems that the run reported.
     """
 
     condition: str
@@ -87,7 +87,7 @@ class Cell:
 
     @property
     def area(self) -> float | None:
-        """Mean value during training: trapezoidal area under the curve at the shared steps, divided by the steps.
+        """Mean value during training: trapezoidal area under the curve, divided by last - first shared step.
 
         None unless done, or if there are fewer than two shared steps.
         """
@@ -103,7 +103,7 @@ class Cell:
         return self.spent[-1]
 
     def reached(self, threshold: float | None, sign: int = 1) -> int | None:
-        """Return the steps until a value is first at least as good as `threshold`; None if never (censored)."""
+        """Return the first step whose value is as good as `threshold` or better; None if there is none (censored)."""
         if threshold is None or not self.done:
             return None
         return next((step for step, value in self.curve if sign * value >= sign * threshold), None)
@@ -128,15 +128,16 @@ class Results:
         threshold: value for "steps to threshold"; None if the baseline did not improve or did not finish.
         alpha: significance level of each family of comparisons.
         ladder: pairs (condition, against) in which the first extends the second.
-        controls: conditions with a known result.
+        controls: conditions whose result is known in advance; they check the experiment.
         control_of: control -> the condition that it is compared with, if that is not the baseline.
         declared: declaration of the primary comparison, which may be late; None without one.
         one_start: True if all runs begin from one warm start.
         paired: True if runs of one seed are a pair.
-        with_result: verb for runs with a result: "finished", or "have a result" if their planned length is unknown.
+        with_result: what a report says of runs that are done: "finished", or "have a result" if their planned length is
+            unknown.
         looks: seeds of each declared look, in the order in which they run; empty without looks.
-        late: sentences about looks that were declared or seeds that were added after runs had started.
-        units: why values of several tasks have no mean; "" if they have.
+        late: sentences for the report if looks were declared, or seeds were added, only after runs had started.
+        units: why results of several tasks must not be averaged; "" if they may.
         steps_note: sentences about the step at which runs of different lengths are compared; "" for equal lengths.
     """
 
@@ -163,7 +164,7 @@ class Results:
 
     @property
     def claimed(self) -> tuple[str, str, str] | None:
-        """The (task, condition, against) that was declared before any run had started; None without one."""
+        """The (task, condition, against) that was declared before any run had started; None without such."""
         record = self.declared
         if not record or not record.primary or record.late:
             return None
@@ -204,7 +205,7 @@ class Results:
 
     @property
     def lost(self) -> list[Cell]:
-        """Cells that failed, are missing or unfinished."""
+        """Cells without a result: failed, missing, unfinished or unreadable."""
         return [cell for cell in self.runs if not cell.done]
 
     def without(self, dropped: Callable[[Cell], bool]) -> Results:
@@ -251,9 +252,9 @@ def results_of(name: str, cells: Sequence[Cell], *, baseline: str | None = None,
 
 
 def at_shared_steps(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the runs of one task with the steps that all of them have, for means and areas.
+    """Set `shared_steps` of each run to the steps at which all finished runs of the task were measured.
 
-    Equal curves that were evaluated every 10 and every 50 steps differ in their mean over all of their steps.
+    Means and areas use only these steps. Otherwise they would depend on how often a run was evaluated.
 
     Raises:
         DataError: a mean is the result, and the runs share fewer than two steps.
@@ -263,8 +264,9 @@ def at_shared_steps(cells: Sequence[Cell]) -> list[Cell]:
     shared = frozenset[int].intersection(*steps) if steps else frozenset[int]()
     if len(shared) < 2 and any(cell.mean for cell in done):
         runs: dict[str, str] = {}
-        for cell, at in zip(done, steps, strict=True):
-            first = ", ".join(map(str, sorted(at)[:3])) + ", ..." * (len(at) > 3)
+        # Of each condition the error names the run with the fewest steps, which is the last in this order.
+        for cell, measured_at in sorted(zip(done, steps, strict=True), key=lambda run: -len(run[1])):
+            first = ", ".join(map(str, sorted(measured_at)[:3])) + ", ..." * (len(measured_at) > 3)
             runs[cell.condition] = f"{cell.condition} seed {cell.seed} at {first}"
         problem = f"a mean over training needs two steps at which all runs were measured, not {len(shared)}"
         raise DataError(f"{done[0].path}: {problem}: {'; '.join(runs.values())}; use the last value")
@@ -272,7 +274,7 @@ def at_shared_steps(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def mean_over_tasks(tables: Sequence[Results]) -> Results:
-    """Average the results of each seed over tasks; a seed without a result on every task is "missing"."""
+    """Average the results of each seed over tasks; a seed that lacks a result on any task has none."""
     first, means = tables[0], list[Cell]()
     for label in first.conditions:
         for seed in first.seeds:
@@ -282,5 +284,6 @@ def mean_over_tasks(tables: Sequence[Results]) -> Results:
             status = "done" if done else "failed" if any(cell.status == "failed" for cell in cells) else "missing"
             curve = ((0, fmean(results)),) if done else ()
             path, start = (cells[0].path, cells[0].start) if cells else (Path(), 0)
-            means.append(Cell(label, seed, path, status, "no result on every task", curve, start=start))
+            reason = "" if done else "no result on every task"
+            means.append(Cell(label, seed, path, status, reason, curve, start=start))
     return replace(first, name=ALL_TASKS, task=ALL_TASKS, cells={(cell.condition, cell.seed): cell for cell in means})

@@ -45,7 +45,7 @@ def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = Non
     """
     plan = read_plan(directory)
     name = directory.resolve().name
-    outcome = outcome or plan.measured[0]
+    outcome = outcome or plan.all_outcomes[0]
     seeds = list(dict.fromkeys(job.seed for job in plan.cells))
     cells: list[Cell] = []
     for each in [task] if task else plan.tasks or ("",):
@@ -88,7 +88,7 @@ def _late(plan: Plan) -> str:
 def read_campaign_tables(directory: Path) -> list[Results]:
     """Read the tables of all outcomes and tasks of a campaign, task by task within an outcome."""
     plan = read_plan(directory)
-    return [read_campaign(directory, task, outcome) for outcome in plan.measured for task in plan.tasks or ("",)]
+    return [read_campaign(directory, task, outcome) for outcome in plan.all_outcomes for task in plan.tasks or ("",)]
 
 
 def read_cell(

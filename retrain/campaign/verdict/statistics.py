@@ -424,7 +424,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def effect_size(paired: Sequence[float]) -> float:
+def hedges_g(paired: Sequence[float]) -> float:
     """Paired effect size with Hedges' correction: g = (1 - 3 / (4 (n-1) - 1)) * mean(d) / sd(d).
 
     Returns:

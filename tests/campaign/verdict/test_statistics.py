@@ -34,7 +34,7 @@ def test_formulas_equal_the_reference(left, right):
     assert statistics.max_t([left]) == close([reference.sign_flip(left) if any(left) else 1.0])
     assert mean_of(left).interval()[1:] == close(reference.t_interval(left), abs=1e-9)
     if np.std(left) > 1e-6:
-        assert statistics.effect_size(left) == close(reference.hedges(left), rel=1e-9)
+        assert statistics.hedges_g(left) == close(reference.hedges(left), rel=1e-9)
         assert mean_of(left).p == close(stats.ttest_1samp(left, 0)[1], abs=1e-9)
         one_sided = float(stats.ttest_1samp(left, 0.1, alternative="greater")[1])  # pyright: ignore[reportArgumentType]
         assert mean_of(left).p_not_above(0.1) == close(one_sided, abs=1e-9)
@@ -100,7 +100,7 @@ def test_missing_pairs_are_left_out_and_the_rest_of_the_seed_is_flipped():
         mean_of,
         lambda values: statistics.max_t([[math.inf if math.isnan(one) else one for one in values]]),
         statistics.holm,
-        statistics.effect_size,
+        statistics.hedges_g,
         lambda values: statistics.welch(values, [0.1]),
         lambda values: statistics.differences(values, [0.1] * 3),
         lambda values: statistics.mcnemar(values, [0.1] * 3),
@@ -229,6 +229,6 @@ def test_degenerate_samples():
     assert mean_of([1.0]).p == mean_of([]).p == 1.0
     assert Mean(0.1, 0.0, 7).p == 0.0
     assert mean_of([0.1] * 8, floor=0.01).error == 0.01 / 8**0.5, "the resolution of the metric is the least spread"
-    assert math.isnan(statistics.effect_size([1.0, 2.0]))
-    assert statistics.effect_size([0.0] * 4) == 0.0
-    assert statistics.effect_size([-0.1] * 4) == -math.inf
+    assert math.isnan(statistics.hedges_g([1.0, 2.0]))
+    assert statistics.hedges_g([0.0] * 4) == 0.0
+    assert statistics.hedges_g([-0.1] * 4) == -math.inf
