@@ -94,7 +94,7 @@ def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
 
 
 def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:
-    planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
+    planned = [read_plan(path).all_outcomes[0] for path in paths if (path / PLAN).is_file()]
     outcome_of_plan = planned[0] if planned and not asked.metric else Outcome()
     results = read_runs(paths, asked.outcome(**outcome_of_plan.model_dump()))
     single = len(paths) == 1 and bool(planned)

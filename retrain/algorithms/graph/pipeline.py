@@ -201,11 +201,11 @@ class Pipeline:
         return {column: name for column, name in stored.items() if name and "/" not in name}
 
     def unmarked(self, batch: Batch) -> str:
-        """Return a warning if a signal of `stored` flagged no token in ten consecutive batches; otherwise "".
+        """Return a warning if a signal of `flags_to_store` flagged no token in ten consecutive batches; otherwise "".
 
         A stage that reads such a signal has no effect, which metrics may not show.
         """
-        for column, name in self.stored.items():
+        for column, name in self.flags_to_store.items():
             is_unmarked = not bool(batch.column(column).any())
             self._unmarked[column] = self._unmarked.get(column, 0) + 1 if is_unmarked else 0
             if self._unmarked[column] == _UNMARKED_BATCHES:

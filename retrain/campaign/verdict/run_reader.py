@@ -202,7 +202,7 @@ def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
     Raises:
         ConfigError: there is no run at a path, or two runs have the same configuration and seed.
     """
-    planned = [read_plan(path).measured[0] for path in paths if (path / PLAN).is_file()]
+    planned = [read_plan(path).all_outcomes[0] for path in paths if (path / PLAN).is_file()]
     outcome = outcome or next(iter(planned), Outcome())
     campaigns = {path: read_campaign(path, outcome=outcome) for path in paths if (path / PLAN).is_file()}
     uses = Counter(label for results in campaigns.values() for label in results.conditions)
