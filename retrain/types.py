@@ -162,7 +162,8 @@ class Score:
         value: weighted sum of the rewards; None on failure.
         parts: name of each reward -> its value.
         correct: True if the first reward that measures correctness exceeds 0.5; if no reward measures it, the first
-            of all rewards counts. Rewards that returned None are passed over. None on failure.
+            of all rewards counts. Rewards that returned None are passed over; False if all that measure it returned
+            None. None on failure.
         status: "ok", "timeout", "crashed", "error" or "invalid".
         detail: description of the failure if status is not "ok".
     """

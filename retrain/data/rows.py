@@ -331,6 +331,7 @@ def read_problems(
     ids = dict[int, int]()
     lines = array("Q")
     unread: set[str] = set()
+    empty_answers = array("Q")
 
     def take(where: str, row: Any) -> None:
         problem, (source, _, line) = _problem(row, where, reading), where.rpartition(":")
@@ -343,6 +344,8 @@ def read_problems(
             raise records.BadRow(f'{reading.id_field} "{problem.id}" is taken by {source}:{lines[first]}')
         problems.append(problem, key)
         lines.append(int(line))
+        if reading.answer_field and not problem.answer.strip():
+            empty_answers.append(int(line))
 
     # All rows are read before an error, so that a file is fixed once.
     bad = records.bad_rows(rows, take)
@@ -354,6 +357,9 @@ def read_problems(
         limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; fix them or raise it"
         fix = limit if reading.on_bad_row == "skip" else reading.fix
         raise records.refusal(bad, name, f": {fix}")
+    if empty_answers:  # every text contains "", so that a reward may pay each completion
+        count, first = len(empty_answers), empty_answers[0]
+        _logger.warning("%s: %d of %d answers are empty, the first in row %d", name, count, total, first)
     if unread:
         _logger.warning("%s: only rewards read the columns %s", name, ", ".join(sorted(unread)))
     if bad:

@@ -29,6 +29,8 @@ _LIBRARIES = (
     "<frozen",
 )
 """Prefixes of the file names of stack frames that do not belong to the user's code."""
+_LARGEST_COPY = 1 << 24
+"""Maximum number of elements of a tensor that is copied to notice writes. Columns have fewer, weights may have more."""
 _MAX_TEXT = 500
 """Maximum number of characters of a value or exception message in an error."""
 
@@ -68,7 +70,8 @@ class Call:
             UserCodeError: the component raised an exception (its stack frames are added as a note),
                 or modified one of the columns.
         """
-        versions = [(name, value, value._version) for name, value in (columns or {}).items() if _counts_writes(value)]
+        tensors = {name: value for name, value in (columns or {}).items() if hasattr(type(value), "_version")}
+        before = {name: _snapshot(value) for name, value in tensors.items()}
         process = os.getpid()
         try:
             yield
@@ -83,7 +86,7 @@ class Call:
                 text = f'{self.kind} "{self.name}": a forked process ends where it leaves the component\n'
                 os.write(2, text.encode())
                 os._exit(1)
-        if written := [name for name, value, version in versions if value._version != version]:
+        if written := [name for name, value in tensors.items() if _has_changed(before[name], value)]:
             raise self.fail(
                 f"writes into {', '.join(written)}, which other components and the trainer also read; "
                 "work on a copy (.clone()) and return it"
@@ -163,9 +166,21 @@ class Call:
         return value
 
 
-def _counts_writes(value: Any) -> bool:
-    """Return whether a value is a tensor with a version counter, which inference tensors lack."""
-    return hasattr(type(value), "_version") and not value.is_inference()
+def _snapshot(value: Tensor) -> Tensor | int:
+    """Return a copy of a column, or the version counter of a larger tensor.
+
+    The counter misses writes through `.numpy()` and `.data`.
+    """
+    if value.numel() <= _LARGEST_COPY:
+        return value.detach().clone()
+    return 0 if value.is_inference() else value._version  # inference tensors have no counter
+
+
+def _has_changed(before: Tensor | int, value: Tensor) -> bool:
+    if isinstance(before, int):
+        return before != _snapshot(value)
+    # Columns may hold NaN outside of the mask.
+    return before.shape != value.shape or not bool(before.isclose(value, rtol=0, atol=0, equal_nan=True).all())
 
 
 def described(error: BaseException) -> str:

@@ -196,8 +196,9 @@ class RewardPool:
         # Each value is in range, but a large weight can take their sum out of it.
         if not is_reward(total):
             return Score(None, parts, None, "invalid", f"the weighted sum of the rewards, {total:g}, is too large")
-        # A format reward must not decide whether an answer is correct.
-        verdict = next((value for k, value in opinions if self._measures_correctness[k]), opinions[0][1])
+        # A format reward must not decide whether an answer is correct, unless all rewards of the run are such.
+        unjudged = 0.0 if any(self._measures_correctness) else opinions[0][1]
+        verdict = next((value for k, value in opinions if self._measures_correctness[k]), unjudged)
         return Score(total, parts, verdict > 0.5)
 
     def _report(

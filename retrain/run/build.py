@@ -28,7 +28,7 @@ from retrain.run.before.data_checks import check_data, unreadable_sources
 from retrain.run.collectors.continuations import Continuations
 from retrain.run.run_context import RunContext, TrainState
 from retrain.storage.run_directory import RunDirectory
-from retrain.system.model_paths import model_location, positions
+from retrain.system.model_paths import model_location, positions, rope_length
 from retrain.system.process import cpu_threads
 from retrain.training.cpu_kernels import keep_freed_memory
 from retrain.training.layout import Layout
@@ -94,9 +94,10 @@ def _model_warnings(config: Config, model: Loaded, task: Task, device: torch.dev
             "the chat template writes today's date into prompts, so that this run's prompts change from day to day; "
             "fix it by [model] chat_params, if the template has a variable for it (Llama 3: date_string)"
         )
-    if config.training.max_tokens + (config.training.max_prompt_tokens or math.inf) > model.rope_length:
+    fixed = rope_length(model.model)
+    if config.training.max_tokens + (config.training.max_prompt_tokens or math.inf) > fixed:
         yield (
-            f"the rotary frequencies of this model hold up to {model.rope_length:g} tokens; with a longer row they "
+            f"the rotary frequencies of this model hold up to {fixed:g} tokens; with a longer row they "
             "change for its whole micro-batch, and trainer and sampler disagree; set [training] max_prompt_tokens so "
             "that prompt and max_tokens stay below"
         )

@@ -16,7 +16,7 @@ from retrain.run.collectors.rollouts import requests_for, train_sampling
 from retrain.run.collectors.rounds import Collection
 from retrain.run.episodes import EpisodeRunner
 from retrain.run.run_context import RunContext
-from retrain.system.model_paths import positions
+from retrain.system.model_paths import positions, rope_length
 from retrain.training.chat import TokenizedPrompt
 from retrain.training.policy import TorchPolicy
 from retrain.types import Batch, Metrics, Problem
@@ -86,10 +86,17 @@ def check_parity(policy: TorchPolicy, batch: Batch, limit: float, exact: bool = 
     difference = (trainer - sampler).abs()
     mean, largest = float(difference.mean()), float(difference.max())
     if not mean <= limit:
+        longest = int(part.attention_mask.sum(-1).max())
+        fixed = rope_length(policy.model)
+        cause = "most likely the sampler does not hold the trainer's weights"
+        if longest > fixed:
+            cause = (
+                f"rows have up to {longest} tokens, and beyond {fixed:g} the rotary frequencies of this model depend "
+                "on the other rows: lower [training] max_tokens and max_prompt_tokens"
+            )
         raise EngineError(
             f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "
-            f"tolerance {limit:.3g}; most likely the sampler does not hold the trainer's weights; "
-            "if the difference is rounding, raise [rollout] parity_tolerance"
+            f"tolerance {limit:.3g}; {cause}; if the difference is rounding, raise [rollout] parity_tolerance"
         )
     with policy.in_float32() if exact else nullcontext(True) as comparable:
         earlier = policy.earlier_logprobs(part) if comparable else None

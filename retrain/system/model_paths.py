@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,18 @@ def positions(model: Any) -> float:
     """Return the maximum number of tokens of prompt and completion together; inf if the model sets no limit."""
     # A model of text and images has the number in the configuration of its text part.
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+
+
+def rope_length(model: Any) -> float:
+    """Return the number of tokens up to which rotary frequencies are fixed; inf if they are so for every length.
+
+    Beyond it, frequencies of kind "dynamic" and "longrope" depend on the longest row of a forward pass.
+    """
+    config = model.config.get_text_config()
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    lengths = [math.inf]
+    for settings in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+        if settings.get("rope_type") in ("dynamic", "longrope"):
+            original = getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
+            lengths.append(settings.get("original_max_position_embeddings") or original)
+    return min(lengths)

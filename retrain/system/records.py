@@ -98,6 +98,12 @@ def parse_json(data: bytes, finite: bool = False) -> Any:
         if finite and _POSSIBLY_INFINITE.search(data):
             json.dumps(value, allow_nan=False)  # raises ValueError if a number was parsed as infinity
     except ValueError as error:
+        try:
+            data.decode()
+        except UnicodeDecodeError as reason:
+            raise BadRow(
+                f"not UTF-8: byte {data[reason.start]:#x} at column {reason.start + 1}; save the file as UTF-8"
+            ) from None
         problem, _, line = str(error).rpartition(" at line ")
         column = line.rpartition(" ")[2]
         raise BadRow(f"not JSON: {problem} at column {column}" if problem else f"not JSON: {error}") from None

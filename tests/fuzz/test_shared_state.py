@@ -11,10 +11,12 @@ from retrain.registry.call import Call
 from retrain.types import Problem
 from tests.fuzz.test_plugins import batch, part, refused, refused_verb, use
 
-WRITES = {
-    "zero_": lambda column: column.zero_(),
-    "a slice": lambda column: column[0].fill_(0),
+WRITES = {  # each changes every value, and in place
+    "copy_": lambda column: column.copy_(column == 0),
+    "a slice": lambda column: column[0].copy_(column[0] == 0),
     "out": lambda column: torch.logical_not(column, out=column),
+    "numpy": lambda column: column.numpy().__setitem__(..., column == 0),
+    "data": lambda column: column.data.copy_(column == 0),
 }
 RESULTS = {
     "advantage": ("rewards", lambda rewards: rewards - 0.5),

@@ -205,6 +205,13 @@ def test_a_reward_without_opinion_is_left_out_and_weight_zero_only_records():
     assert score.parts == {"misbehaving.no_opinion": None, "misbehaving.second": 2.0, "misbehaving.by_text": 1.0}
 
 
+def test_a_completion_that_no_reward_judges_is_not_correct():
+    """A format is right or wrong whatever the answer is."""
+    with pool(bound("no_opinion"), bound("format", pattern="right")) as scorer:
+        score = scorer.score(items("right"))[0]
+    assert (score.value, score.correct) == (1.0, False)
+
+
 def test_all_fields_parameters_and_classes():
     item = {
         "completion": "c",

@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from retrain.functional import devices
-from retrain.training.model.loading import Loaded
-from tests.make_checkpoint import CHAT_TEMPLATE, make_checkpoint, make_tokenizer
+from retrain.system.model_paths import rope_length
+from tests.make_checkpoint import CHAT_TEMPLATE, make_checkpoint
 
 DATED = (
     "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
@@ -62,4 +62,4 @@ def test_frequencies_that_depend_on_the_longest_row_have_a_length(rope, length):
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
         max_position_embeddings=64, original_max_position_embeddings=32, rope_parameters={"rope_theta": 1e4, **rope},  # pyright: ignore[reportCallIssue]
     )  # fmt: skip
-    assert Loaded(LlamaForCausalLM(config), make_tokenizer(), (1,), "small").rope_length == length
+    assert rope_length(LlamaForCausalLM(config)) == length

@@ -38,7 +38,7 @@ BAD = {
     b'{"prompt": [{"role": "robot", "content": "q"}], "answer": "a"}\n': "prompt[0].role: Input should be",
     b'{"prompt": "q", "answer": "a", "answer": "b"}\n': 'two fields are called "answer"',
     b'{"prompt": "q", "answer": "a", "x": NaN}\n': "not JSON: expected value at column 37",
-    b'{"prompt": "caf\xe9", "answer": "a"}\n': "not JSON: invalid unicode code point at column 16",
+    b'{"prompt": "caf\xe9", "answer": "a"}\n': "not UTF-8: byte 0xe9 at column 16; save the file as UTF-8",
     b'{"prompt": "' + b"x" * 1_048_576 + b'", "answer": "a"}\n': "the line is longer than 1,000,000 bytes",
     b"[" * 100_000 + b"\n": "not JSON",
 }
@@ -89,6 +89,14 @@ def test_skipping_counts_and_has_a_ceiling(tmp_path, caplog):
     assert "more than max_bad_fraction = 0.01 of 100 rows" in failure(path, on_bad_row="skip")
     path = write(tmp_path / "data.jsonl", [b"oops\n"])
     assert "1 bad row: more than" in failure(path, on_bad_row="skip", max_bad_fraction=0.99)
+
+
+@pytest.mark.parametrize(("field", "said"), [("answer", True), ("", False)])
+def test_empty_answers_are_counted(tmp_path, caplog, field, said):
+    """A reward that looks for the answer in the completion pays each completion of such a row."""
+    path = write(tmp_path / "data.jsonl", [*good(2), {"prompt": "q", "answer": " "}])
+    Jsonl(0, path=path, answer_field=field, heldout_fraction=0.0)
+    assert ("1 of 3 answers are empty, the first in row 3" in caplog.text) == said
 
 
 def test_rows_become_problems(tmp_path):

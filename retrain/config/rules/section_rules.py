@@ -16,6 +16,9 @@ from retrain.registry import Finding
 from retrain.system.files import expanded
 from retrain.system.model_paths import problem_with, stored_config
 
+_AT_THE_START = {"delay", "delay_steps", "warmup_steps"}
+"""Keys of components that count steps at the start of a run."""
+
 
 def model_path(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require that the model is a directory, a name on the hub or a built-in model."""
@@ -116,6 +119,18 @@ def micro_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
         problem = f"{limit} tokens are fewer than one completion of max_tokens = {most}"
         fix = f"use at least {2 * most}, so that the prompt fits as well"
         yield Finding(("training", "micro_batch_tokens"), problem, fix)
+
+
+def first_steps(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about a key that counts steps at the start, if the run ends before them, as a short trial may."""
+    last = config.training.max_steps
+    waits = {("optimizer", "warmup_steps"): config.optimizer.warmup_steps}
+    for bound in (stage.bound for stage in resolved.pipeline.graph if stage.bound.component.source == "built-in"):
+        waits |= {(bound.component.table, key): bound.params[key] for key in _AT_THE_START & bound.params.keys()}
+    for path, steps in waits.items():
+        if isinstance(steps, int) and steps >= last:
+            problem = f"covers the first {steps} steps, and the run has {last}"
+            yield Finding(path, problem, "lower it, or raise [training] max_steps", fatal=False)
 
 
 def stop_when(config: Config, resolved: Resolved) -> Iterator[Finding]:

@@ -157,8 +157,9 @@ def request_fields(request: Request, sampling: Sampling) -> dict[str, Any]:
         "top_p": 1.0 if greedy else sampling.top_p,
         "top_k": 0 if greedy else sampling.top_k,
         "min_p": 0.0,
-        # Multiples of the count, so that the seeds of two requests do not overlap.
-        "seed": derive_seed(sampling.seed, "vllm") % 2**62 + request.stream * request.count,
+        # Multiples of the count, so that the seeds of two requests do not overlap. The stream of an episode's turn has
+        # 63 bits, and a server of vLLM takes a signed number of 64.
+        "seed": (derive_seed(sampling.seed, "vllm") % 2**62 + request.stream * request.count) % 2**63,
         "max_tokens": request.max_tokens,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,  # stop_token_ids include it if it ends a completion

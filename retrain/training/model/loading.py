@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -78,23 +77,6 @@ class Loaded:
     def stop_ids(self) -> tuple[int, ...]:
         """All ids that end a completion, sorted: those that end a text, and the chat template's end of an answer."""
         return tuple(sorted({*self.eos_ids, self.chat.end_id}))
-
-    @property
-    def rope_length(self) -> float:
-        """Number of tokens up to which rotary frequencies are fixed; inf if they do not depend on the length.
-
-        Beyond it, frequencies of kind "dynamic" and "longrope" depend on the longest row of a forward pass.
-        """
-        config: Any = self.model.config.get_text_config()
-        rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-        lengths = [math.inf]
-        for settings in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
-            if settings.get("rope_type") in ("dynamic", "longrope"):
-                original = getattr(config, "original_max_position_embeddings", None)
-                lengths.append(
-                    settings.get("original_max_position_embeddings") or original or config.max_position_embeddings
-                )
-        return min(lengths)
 
     def sampling(self, seed: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:
         """Return settings that end a completion at this model's stop ids; see `Sampling`."""

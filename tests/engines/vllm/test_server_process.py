@@ -140,6 +140,9 @@ def test_no_two_completions_of_a_call_draw_from_the_same_seed():
     fields = [request_fields(request, asked) for request in requests]
     seeds = [one["seed"] + k for one in fields for k in range(one["n"])]
     assert len(set(seeds)) == 15
+    later = [request_fields(Request((1,), 1, 4, stream=2**63 - 1 - turn), asked)["seed"] for turn in range(3)]
+    assert len(set(later)) == 3
+    assert max(later) < 2**63
     assert {(one["temperature"], one["top_p"], one["top_k"], one["n"]) for one in fields} == {(0.7, 0.9, 4, 3)}
     greedy = request_fields(requests[0], replace(asked, temperature=0))
     assert (greedy["n"], greedy["top_p"], greedy["top_k"]) == (1, 1.0, 0)
