@@ -133,7 +133,8 @@ def gigpo(  # noqa: PLR0913 - six columns and four keys
     shared = compared & (F.groups.group_size(states, compared) > 1)
     credit = returns - F.groups.group_mean(returns, states, compared)
     if norm == "mean_std":
-        credit = credit / (F.groups.group_std(returns, states, compared, ddof=1) + eps)
+        spread = F.groups.group_std(returns, states, compared, ddof=1)
+        credit = (credit / (spread + eps)).where(spread > 0, 0.0)
     added = credit.where(shared, 0.0).view(shape).gather(1, ids)
     share = float(shared.sum() / compared.sum().clamp(min=1))
     return advantages + omega * F.masked.keep(added, response_mask), {"gigpo/shared": share}

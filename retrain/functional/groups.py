@@ -4,6 +4,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""Relative size below which a float32 difference is rounding: eight times the spacing of float32, 1.2e-7."""
+
 
 def group_sum(values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Sum over each row's group, repeated for every member."""
@@ -42,15 +45,18 @@ def group_std(
 ) -> Float[Tensor, " N"]:
     """Standard deviation over each row's group, or over its rows in `members`, repeated for every row of the group.
 
-    It is 0 for a group with at most `ddof` members.
+    It is 0 for a group with at most `ddof` members, and for values that differ by no more than rounding: divided by the
+    deviation, their differences would be as large as any others.
     """
-    centered = values - group_mean(values, group_ids, members)
+    mean = group_mean(values, group_ids, members)
+    centered = values - mean
     if members is not None:
         centered = centered.where(members, 0.0)
     # Below, the clamp avoids 0 / 0; groups that it changes are set to 0.
     degrees = group_size(group_ids, members) - ddof
     variance = group_sum(centered.square(), group_ids) / degrees.clamp(min=1)
-    return variance.where(degrees > 0, 0.0).sqrt()
+    deviation = variance.where(degrees > 0, 0.0).sqrt()
+    return deviation.where(deviation > ROUNDING * mean.abs(), 0.0)
 
 
 def leave_one_out(
@@ -63,10 +69,6 @@ def leave_one_out(
     n = group_size(group_ids, members).to(values.dtype)
     # The factor n/(n-1) leaves the row itself out without a second pass over the group.
     return (values - group_mean(values, group_ids, members)) * n / (n - 1).clamp(min=1)
-
-
-ROUNDING = 1e-6
-"""Relative size below which a float32 difference is rounding: eight times the spacing of float32, 1.2e-7."""
 
 
 def has_credit(

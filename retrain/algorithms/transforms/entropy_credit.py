@@ -150,7 +150,7 @@ def _share(values: Tensor, cells: Tensor, members: Tensor, eps: float) -> Tensor
 
 
 def _normalised(values: Tensor, cells: Tensor, mask: Tensor, eps: float) -> Tensor:
-    """Normalised value (v - mean) / (sd + eps), with statistics of the masked entries of its cell; 0 elsewhere.
+    """Normalised value (v - mean) / (sd + eps), with statistics of the masked entries of its cell; 0 if they are equal.
 
     Args:
         values: [N, T]; cells: [N, T] int, cell of each value; mask: [N, T] bool.
@@ -161,7 +161,7 @@ def _normalised(values: Tensor, cells: Tensor, mask: Tensor, eps: float) -> Tens
     normalised = torch.zeros_like(values)
     chosen, cell = values[mask], cells[mask]
     spread = F.groups.group_std(chosen, cell)
-    normalised[mask] = (chosen - F.groups.group_mean(chosen, cell)) / (spread + eps)
+    normalised[mask] = ((chosen - F.groups.group_mean(chosen, cell)) / (spread + eps)).where(spread > 0, 0.0)
     return normalised
 
 
