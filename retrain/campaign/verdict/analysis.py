@@ -474,6 +474,8 @@ def noise_sources(analysis: Analysis) -> str:
     if not problems or not deviation or outcome.summary == "mean":
         return ""
     sampled = min(fmean(_of_problems(each, tables[each.task], problems) for each in compared) ** 0.5, deviation)
+    if not sampled:  # every run is right on all problems or on none: the deviation is the resolution, not a spread
+        return ""
     fewer = math.sqrt(deviation**2 - sampled**2 * (1 - 1 / _MORE))
     most = max(compared, key=lambda comparison: comparison.count)
     now = deviation * statistics.detectable_effect(most.count, most.size, most.alpha)

@@ -32,3 +32,5 @@ def test_it_is_not_divided_without_pairs_or_where_the_outcome_is_not_a_share_of_
     assert noise_sources(analyze([table]))
     lengths = {key: replace(cell, problems=0) for key, cell in table.cells.items()}
     assert noise_sources(analyze([replace(table, cells=lengths)])) == ""
+    equal = {key: replace(cell, curve=((200, 0.0),)) for key, cell in table.cells.items()}
+    assert noise_sources(analyze([replace(table, cells=equal)])) == "", "the deviation is the resolution"
