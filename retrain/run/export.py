@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from retrain.errors import StorageError
 from retrain.functional.devices import matmul_dtype
 from retrain.functional.weights import LazyWeights
 from retrain.report.model_card import CardFacts, render_adapter_card, write_card
-from retrain.run.run_context import TrainState
+from retrain.run.run_context import BASE_DIGESTS, TrainState
 from retrain.storage.run_files import read_rows
 from retrain.system.files import published
 from retrain.system.model_paths import RANDOM_MODEL, model_location
@@ -99,6 +100,8 @@ def _save_adapter(trained: TrainState, folder: Path, card: CardFacts) -> None:
         local = Path(model_location(path))
         base = str(local.resolve()) if local.is_dir() else path
     policy.save_adapter(folder / "adapter", base, render_adapter_card(card, base))
+    if not card.made_here:
+        (folder / "adapter" / BASE_DIGESTS).write_text(json.dumps(trained.digests) + "\n", encoding="utf-8")
 
 
 def _card(trained: TrainState, folder: Path, dtype: str) -> CardFacts:

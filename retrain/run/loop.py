@@ -66,6 +66,8 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
     if start == 0 or due(start, context.config.eval.every, settings.max_steps):
         evaluate_and_record(context, start)
     stop.defer(context.request_stop)
+    if start < settings.max_steps:
+        context.directory.drop_model()
     with _collector(context, cursor, saved, stop) as collector:
         for step in range(start, settings.max_steps):
             if context.directory.stop_reason:

@@ -19,7 +19,7 @@ from retrain.config.schema import Config
 from retrain.errors import ConfigError, ConfigProblem, EngineError, RetrainError, StorageError
 from retrain.protocols import ALONE
 from retrain.registry.foreign_code import FIX, refused
-from retrain.run.run_context import RunContext, TrainState
+from retrain.run.run_context import BASE_DIGESTS, RunContext, TrainState
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import CONFIG, RunDirectory
 from retrain.storage.run_files import config_changes, flatten, read_rows, understood, with_current_keys
@@ -168,9 +168,33 @@ def _restore(trained: TrainState, run: Path, saved: State | None, observe: Obser
         trained.steps, trained.final = len(read_rows(run / "metrics.jsonl")), run / "model"
         if trained.policy.adapter is not None:
             trained.policy.load_adapter(trained.final / "adapter")
+            _compare_base(trained, read_json(trained.final / "adapter" / BASE_DIGESTS), observe)
     else:
         with understood(run):
             trained.restore(saved, observe)
+            _compare_base(trained, saved["loop"]["data"].get("model", {}), observe)
+
+
+def _compare_base(trained: TrainState, digests: Mapping[str, Any], observe: Observer) -> None:
+    """Warn if the model at `[model] path` has changed since the run, so that its adapter is on another base.
+
+    Args:
+        digests: `TrainState.digests` of the run; empty if they are unknown.
+    """
+    import torch
+
+    from retrain.training.reference import sample_digest
+
+    changed = {name for name, digest in digests.items() if trained.digests.get(name) != digest}
+    if "weights" in changed:
+        base = trained.policy.reference_weights()
+        # Another machine may hold the same weights in another data type.
+        if digests["weights"] in (sample_digest(base, dtype) for dtype in (torch.bfloat16, torch.float32)):
+            changed.remove("weights")
+    if changed:
+        text = f"{trained.config.model.path}: {', '.join(sorted(changed))} changed since the run was trained on it"
+        fix = "restore that model, or what is opened here is not what was trained"
+        observe("message", {"text": f"{text}; {fix}", "level": "warning"})
 
 
 def stored(

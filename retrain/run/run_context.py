@@ -59,6 +59,10 @@ class Credited(NamedTuple):
     dropped_metrics: Metrics
 
 
+BASE_DIGESTS = "base_digests.json"
+"""File in the folder of an adapter, with `TrainState.digests`."""
+
+
 @dataclass(kw_only=True)
 class TrainState:
     """Everything that training changes, and everything needed to export it.
@@ -108,6 +112,17 @@ class TrainState:
         batch, reported = self.pipeline.credit(batch)
         keep, dropped_metrics = self.pipeline.informative(batch)
         return Credited(batch, keep, metrics | reported, dropped_metrics)
+
+    @cached_property
+    def digests(self) -> dict[str, Any]:
+        """Hashes of the model files that are read again when the run is resumed or opened.
+
+        With an adapter this includes the base's weights, which the checkpoint does not hold.
+        """
+        from retrain.training.reference import sample_digest
+
+        base = {} if self.policy.adapter is None else {"weights": sample_digest(self.policy.reference_weights())}
+        return {**self.loaded.digests(), **base}
 
     def restore(self, state: State, observe: Observer) -> None:
         """Load policy and signals from a checkpoint; warn of signals that it does not hold."""
@@ -235,19 +250,7 @@ class RunContext:
             if self.sets
             else {}
         )
-        return hashes_by_section | {"model": self._model}
-
-    @cached_property
-    def _model(self) -> dict[str, Any]:
-        """Hashes of the model files that a resumed run reads again.
-
-        With an adapter this includes the base's weights, which the checkpoint does not hold.
-        """
-        from retrain.training.reference import sample_digest
-
-        policy = self.trained.policy
-        base = {} if policy.adapter is None else {"weights": sample_digest(policy.reference_weights())}
-        return {**self.trained.loaded.digests(), **base}
+        return hashes_by_section | {"model": self.trained.digests}
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
         """Restore the state that `state_dict` returned, and return (step, cursor)."""

@@ -291,6 +291,11 @@ class RunDirectory:
                     file.unlink()
 
     @_on_rank0
+    def drop_model(self) -> None:
+        """Delete the final model of an earlier end of the run, from which further steps lead away."""
+        remove(self.path / "model")
+
+    @_on_rank0
     def append(self, name: Literal["metrics.jsonl", "eval.jsonl"], row: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl or eval.jsonl."""
         # Not flushed to disk here: saving a checkpoint does it, and a resumed run rewrites all later rows.

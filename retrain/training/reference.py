@@ -12,6 +12,7 @@ from retrain.registry import signal
 from retrain.types import Batch, State
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from retrain.training.policy import TorchPolicy
@@ -80,18 +81,22 @@ def scoring_batch(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
     )
 
 
-def sample_digest(weights: Mapping[str, Tensor]) -> str:
+def sample_digest(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """Return a sha256 over names, shapes and an evenly spaced sample of each weight's values, as hexadecimal text.
 
     A weight of fewer than 131,072 values is hashed whole; of a larger one, 65,536 to 98,304 values are. The digest
     differs for another model and after an update of all weights, but not always after a change of a few values.
+
+    Args:
+        weights: the weights by name.
+        dtype: data type to which the values are rounded first; None: their own.
     """
     import torch
 
     digest = hashlib.sha256()
     for name in sorted(weights):
         flat = weights[name].detach().flatten()
-        sample = flat[:: max(1, len(flat) // _SAMPLE)].cpu().contiguous()
+        sample = flat[:: max(1, len(flat) // _SAMPLE)].to("cpu", dtype or flat.dtype).contiguous()
         # The shape, because the sample of a larger tensor may have the same bytes.
         digest.update(f"{name} {tuple(weights[name].shape)}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())

@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from retrain.errors import ConfigError
+from retrain.run.reopen import reopen
 from retrain.run.session import Resume
 from tests.make_checkpoint import make_checkpoint
 
@@ -66,6 +67,23 @@ def test_another_model_is_refused_unless_it_is_allowed(begun, train, change, key
     said = []
     train(*options, resume=Resume("auto", allow_change=("model",)), observe=lambda event, details: said.append(details))
     assert any(f"resuming with {key}: " in one.get("text", "") for one in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_adapter_that_is_opened_on_another_base_is_named(begun, train, tmp_path, ended):
+    base, options = begun("model.lora={r=2}")
+    if ended:
+        train(*options, resume=Resume("auto"))
+
+    def warnings():
+        said = []
+        reopen(tmp_path / "runs" / "run", (), lambda event, details: said.append(details["text"]), "weights")
+        return [text for text in said if "since the run was trained on it" in text]
+
+    assert not warnings()
+    shift_weights(base)
+    assert warnings()[0].startswith(f"{base}: weights changed since")
 
 
 def test_weights_that_are_trained_come_from_the_checkpoint_and_may_change(begun, train):

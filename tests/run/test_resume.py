@@ -1,12 +1,14 @@
 """What may be resumed from where, and that a refusal costs nothing of what is there."""
 
 import json
+import signal
 import sys
 from shutil import rmtree
 
 import pytest
 
-from retrain.errors import ConfigError, StorageError
+from retrain.errors import ConfigError, Preempted, StorageError
+from retrain.run.reopen import reopen
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
 from tests.small_runs import digest, rows
@@ -84,6 +86,23 @@ def test_going_back_drops_the_checkpoints_of_the_course_that_is_left(train, monk
         with pytest.raises(KeyboardInterrupt):
             train("training.lr=0.01", resume=back)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_opened_at_its_newest_step(train):
+    """The model of the earlier end would be taken for that of the step where the run was stopped."""
+
+    def stop(event, details):
+        if event == "step" and details["step"] == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    run = train("training.max_steps=2")
+    with pytest.raises(Preempted, match="after step 3"):
+        train(resume=Resume("auto", allow_change=["training.max_steps"]), observe=stop)
+    trained = reopen(run, (), lambda event, details: None, "weights")
+    saved = checkpoint.load(run / "checkpoints" / "step-000003")["policy"]["model"]
+    assert trained.steps == 3
+    assert all(value.equal(saved[name]) for name, value in trained.policy.state_dict()["model"].items())
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from retrain.config.reported_metrics import metric_problem
 from retrain.config.resolve import Resolved, mixed_labels
@@ -124,7 +124,7 @@ def micro_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
 def first_steps(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn about a key that counts steps at the start, if the run ends before them, as a short trial may."""
     last = config.training.max_steps
-    waits = {("optimizer", "warmup_steps"): config.optimizer.warmup_steps}
+    waits: dict[tuple[str, str], Any] = {("optimizer", "warmup_steps"): config.optimizer.warmup_steps}
     for bound in (stage.bound for stage in resolved.pipeline.graph if stage.bound.component.source == "built-in"):
         waits |= {(bound.component.table, key): bound.params[key] for key in _AT_THE_START & bound.params.keys()}
     for path, steps in waits.items():
