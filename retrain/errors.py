@@ -22,6 +22,8 @@ class RetrainError(Exception):
 class UserCodeError(RetrainError):
     """The user's plug-in, reward or task raised an exception or returned an invalid value (exit 1)."""
 
+    exit_code = 1  # written here, because the table of exit codes lists the classes that have one of their own
+
 
 @dataclass(frozen=True)
 class ConfigProblem:
