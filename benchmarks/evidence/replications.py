@@ -88,7 +88,7 @@ ACCURACY = Measure("accuracy", "max", 0.02)
 TOKENS = Measure("avg_tokens", "min")
 ENTROPY = Measure("mean policy/entropy", "max")
 WRONG = Measure("mean tokens/wrong", "min")
-PASS_8 = Measure("pass@8", "max", 0.02)
+PASS_8, PASS_16 = Measure("pass@8", "max", 0.02), Measure("pass@16", "max", 0.05)
 CLOSE, WIDER = Measure("accuracy", "max", 0.03), Measure("accuracy", "max", 0.05)
 AREA = Measure("area", "max")
 EASY, HARD = Measure("easy/accuracy", "max"), Measure("hard/accuracy", "max")
@@ -247,7 +247,32 @@ CLAIMS = (  # declared before their campaigns ran
         "Two completions per prompt are enough",
         "two-completions.csv",
         (*each(("32 x 2",), (CLOSE, "not worse")), *each(("4 x 16",), (CLOSE, None))),
-        "accuracy {8 x 8@accuracy} → {32 x 2@accuracy}",
+        "accuracy: 8 x 8 completions {8 x 8@accuracy}, 32 x 2 {32 x 2@accuracy}",
+    ),
+    Claim(
+        "15% wrong verdicts cost less than two points",
+        "wrong-verdicts.csv",
+        each(("noisy: 15% of both",), (ACCURACY, "not worse")),
+        "accuracy {noisy: no wrong verdicts@accuracy} → {noisy: 15% of both@accuracy}",
+    ),
+    Claim(
+        "Wrongly accepted answers cost more than wrongly rejected ones",
+        "wrong-verdicts.csv",
+        each(("noisy: 15% of the wrong accepted",), (ACCURACY, "worse")),
+        "accuracy: 15% rejected {noisy: 15% of the right rejected@accuracy}, "
+        "15% accepted {noisy: 15% of the wrong accepted@accuracy}",
+    ),
+    Claim(
+        "Credit for failures alone reaches the pass@k of all credit",
+        "signs.csv",
+        each(("rare: failures alone", "rare: successes times .1"), (PASS_16, "not worse"), (WIDER, None)),
+        "pass@16 {rare: both signs@pass@16} → {rare: failures alone@pass@16}",
+    ),
+    Claim(
+        "Credit for successes alone loses entropy",
+        "signs.csv",
+        each(("rare: successes alone",), (ENTROPY, "worse"), (PASS_16, None), (WIDER, None)),
+        "entropy {rare: both signs@mean policy/entropy} → {rare: successes alone@mean policy/entropy}",
     ),
 )
 
