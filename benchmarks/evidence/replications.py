@@ -109,7 +109,7 @@ _LINE, _WORDS = 12 + _HALF, 178
 
 def each(conditions: Sequence[str], *expected: tuple[Measure, Expected | None]) -> tuple[Expectation, ...]:
     """Return the same expectations of every condition."""
-    return tuple(Expectation(condition, *one) for condition in conditions for one in expected)
+    return tuple(Expectation(condition, *measured) for condition in conditions for measured in expected)
 
 
 CLAIMS = (  # declared before their campaigns ran
@@ -277,28 +277,30 @@ CLAIMS = (  # declared before their campaigns ran
 )
 
 
-def holds(one: Comparison, expected: Expected) -> bool:
+def holds(comparison: Comparison, expected: Expected) -> bool:
     """Return True if the comparison shows what is expected of it."""
     if expected == "not worse":
-        return bool(KINDS[one.kind].holds) or one.judged.equality <= one.alpha
-    return one.kind == expected
+        return bool(KINDS[comparison.kind].holds) or comparison.judged.equality <= comparison.alpha
+    return comparison.kind == expected
 
 
-def against(one: Comparison, expected: Expected) -> bool:
+def against(comparison: Comparison, expected: Expected) -> bool:
     """Return True if it shows the opposite; with a margin, only if the whole interval lies beyond it."""
-    opposite, margin = "better" if expected == "worse" else "worse", one.outcome.margin or 0.0
-    return one.kind == opposite and min(abs(one.difference.low), abs(one.difference.high)) > margin
+    opposite, margin = "better" if expected == "worse" else "worse", comparison.outcome.margin or 0.0
+    return comparison.kind == opposite and min(abs(comparison.difference.low), abs(comparison.difference.high)) > margin
 
 
-def word(every: Sequence[Shown]) -> Word:
+def word(shown: Sequence[Shown]) -> Word:
     """Return the word of a claim from the comparisons of which it says something."""
-    claimed: list[tuple[Comparison, Expected]] = [(one, expected) for one, expected in every if expected is not None]
-    if all(holds(*one) for one in claimed):
+    claimed: list[tuple[Comparison, Expected]] = [
+        (comparison, expected) for comparison, expected in shown if expected is not None
+    ]
+    if all(holds(*case) for case in claimed):
         return "reproduced"
-    if any(against(*one) for one in claimed):
+    if any(against(*case) for case in claimed):
         return "opposite"
-    absent = [one for one, expected in claimed if not holds(one, expected)]
-    return "equal" if all(one.judged.equality <= one.alpha for one in absent) else "open"
+    absent = [comparison for comparison, expected in claimed if not holds(comparison, expected)]
+    return "equal" if all(comparison.judged.equality <= comparison.alpha for comparison in absent) else "open"
 
 
 @cache
@@ -335,30 +337,34 @@ def comparisons(claim: Claim) -> list[Shown]:
     return shown
 
 
-def named(one: Comparison) -> str:
+def named(comparison: Comparison) -> str:
     """Return the condition of a comparison, after its task if the file has several."""
-    return f"{one.task}: {one.condition}" if one.task else one.condition
+    return f"{comparison.task}: {comparison.condition}" if comparison.task else comparison.condition
 
 
-def table(found: Sequence[Shown]) -> list[str]:
+def table(shown: Sequence[Shown]) -> list[str]:
     """Return the comparisons as lines of Markdown."""
     lines = [
         "| condition | outcome | difference, 95% CI | corrected p | verdict | claimed |",
         "|---|---|---|---|---|---|",
     ]
-    for one, expected in found:
-        value, low, high = (f"{number:+.3f}" for number in one.difference)
-        verdict = f"{short(one)}; {detects(one)}" if one.kind == "open" and detects(one) else short(one)
-        goal = "less" if one.outcome.goal == "min" else "more"
-        name = f"{one.outcome.metric.removeprefix('avg_')} ({goal} is better)"
-        p = texts(one)["decided"]
-        lines.append(f"| {named(one)} | {name} | {value} [{low}, {high}] | {p} | {verdict} | {expected or ''} |")
+    for comparison, expected in shown:
+        value, low, high = (f"{number:+.3f}" for number in comparison.difference)
+        verdict = (
+            f"{short(comparison)}; {detects(comparison)}"
+            if comparison.kind == "open" and detects(comparison)
+            else short(comparison)
+        )
+        goal = "less" if comparison.outcome.goal == "min" else "more"
+        name = f"{comparison.outcome.metric.removeprefix('avg_')} ({goal} is better)"
+        p = texts(comparison)["decided"]
+        lines.append(f"| {named(comparison)} | {name} | {value} [{low}, {high}] | {p} | {verdict} | {expected or ''} |")
     return lines
 
 
-def figures(known: Sequence[tuple[Claim, list[Shown]]]) -> dict[str, str]:
+def figures(claims: Sequence[tuple[Claim, list[Shown]]]) -> dict[str, str]:
     """Return the figures of README and of the page, as SVG by the name of their file."""
-    decided = latest(known)
+    decided = latest(claims)
     first = [(claim, shown) for claim, shown in decided if word(shown) != "open"]
     return {
         "replications.svg": picture(decided),
@@ -367,9 +373,9 @@ def figures(known: Sequence[tuple[Claim, list[Shown]]]) -> dict[str, str]:
     }
 
 
-def latest(known: Sequence[tuple[Claim, list[Shown]]]) -> list[tuple[Claim, list[Shown]]]:
+def latest(claims: Sequence[tuple[Claim, list[Shown]]]) -> list[tuple[Claim, list[Shown]]]:
     """Return the last campaign of every claim: a claim has one word."""
-    return list({claim.name: (claim, shown) for claim, shown in known}.values())
+    return list({claim.name: (claim, shown) for claim, shown in claims}.values())
 
 
 def over_tokens(file: Path) -> str:
@@ -414,12 +420,14 @@ def _span(words: str, color: str, *, bold: bool = False) -> str:
     return f'<tspan fill="{color}"{weight}>{svg_text(words)}</tspan>'
 
 
-def _interval(one: Comparison, expected: Expected, y: float, said: Word) -> str:
+def _interval(comparison: Comparison, expected: Expected, y: float, said: Word) -> str:
     """Draw a difference with its interval on a scale of its own, so that what is right of the line is as claimed.
 
     The line is at the loss that the claim allows: at no difference, or for "not worse" at the margin.
     """
-    value, *ends = (direction(one, expected) * number + allowance(one, expected) for number in one.difference)
+    value, *ends = (
+        direction(comparison, expected) * number + allowance(comparison, expected) for number in comparison.difference
+    )
     scale = _HALF / max(map(abs, ends))
     low, high = (_LINE + scale * end for end in sorted(ends))
     fill, color = "#ffffff" if said == "open" else COLORS[said], COLORS[said]
@@ -429,29 +437,31 @@ def _interval(one: Comparison, expected: Expected, y: float, said: Word) -> str:
     )
 
 
-def allowance(one: Comparison, expected: Expected) -> float:
+def allowance(comparison: Comparison, expected: Expected) -> float:
     """Return the loss with which the expectation still holds."""
-    return one.outcome.margin or 0.0 if expected == "not worse" else 0.0
+    return comparison.outcome.margin or 0.0 if expected == "not worse" else 0.0
 
 
-def direction(one: Comparison, expected: Expected) -> int:
+def direction(comparison: Comparison, expected: Expected) -> int:
     """Return 1 if the claim expects the metric to rise, -1 if it expects it to fall."""
-    return (1 if one.outcome.goal == "max" else -1) * (-1 if expected == "worse" else 1)
+    return (1 if comparison.outcome.goal == "max" else -1) * (-1 if expected == "worse" else 1)
 
 
 def weakest(shown: Sequence[Shown]) -> tuple[Comparison, Expected]:
     """Return the expectation that is nearest to failing, or furthest from holding, in standard errors."""
 
     def distance(case: tuple[Comparison, Expected]) -> float:
-        one, expected = case
-        return (direction(one, expected) * one.mean.value + allowance(one, expected)) / one.mean.error
+        comparison, expected = case
+        return (
+            direction(comparison, expected) * comparison.mean.value + allowance(comparison, expected)
+        ) / comparison.mean.error
 
-    return min(((one, expected) for one, expected in shown if expected is not None), key=distance)
+    return min(((comparison, expected) for comparison, expected in shown if expected is not None), key=distance)
 
 
 def in_words(claim: Claim) -> str:
     """Return the figure of a claim, with the means of its results."""
-    return re.sub(r"\{(.+?)@(.+?)\}", lambda place: _mean(claim.results, place[1], place[2]), claim.figure)
+    return re.sub(r"\{(.+?)@(.+?)\}", lambda match: _mean(claim.results, match[1], match[2]), claim.figure)
 
 
 def _mean(results: str, condition: str, column: str) -> str:
@@ -466,22 +476,28 @@ def _mean(results: str, condition: str, column: str) -> str:
     return f"{value:.{digits}f}".removeprefix("0")
 
 
-def plain_metric(one: Comparison) -> str:
+def plain_metric(comparison: Comparison) -> str:
     """Return the name of the metric as the page has it."""
-    return one.outcome.metric.removeprefix("mean ").removeprefix("avg_")
+    return comparison.outcome.metric.removeprefix("mean ").removeprefix("avg_")
 
 
-def summary(known: Sequence[tuple[Claim, list[Shown]]]) -> str:
+def summary(claims: Sequence[tuple[Claim, list[Shown]]]) -> str:
     """Return the table of the page: one row and one word per claim, with its weakest expectation."""
     lines = [
         "| claim | word | weakest expectation | difference, 95% CI | pairs | campaign |",
         "|---|---|---|---|---|---|",
     ]
-    for claim, shown in latest(known):
-        one, expected = weakest(shown)
-        value, low, high = (f"{number:+.3f}" for number in one.difference)
-        expects = f"{named(one)}: {plain_metric(one)} {expected}"
-        cells = [_link(claim.name), f"**{word(shown)}**", expects, f"{value} [{low}, {high}]", f"{len(one.seeds)}"]
+    for claim, shown in latest(claims):
+        comparison, expected = weakest(shown)
+        value, low, high = (f"{number:+.3f}" for number in comparison.difference)
+        expects = f"{named(comparison)}: {plain_metric(comparison)} {expected}"
+        cells = [
+            _link(claim.name),
+            f"**{word(shown)}**",
+            expects,
+            f"{value} [{low}, {high}]",
+            f"{len(comparison.seeds)}",
+        ]
         lines.append(f"| {' | '.join([*cells, f'`{Path(claim.results).stem}`'])} |")
     lines += [f"| {_link(name)} | **reproduced** | exact, without runs | | | |" for name in EXACT]
     return "\n".join(lines)
@@ -492,10 +508,10 @@ def _link(name: str) -> str:
     return f"[{name}](#{re.sub(r'[^a-z0-9 -]', '', name.lower()).replace(' ', '-')})"
 
 
-def details(known: Sequence[tuple[Claim, list[Shown]]]) -> str:
+def details(claims: Sequence[tuple[Claim, list[Shown]]]) -> str:
     """Return every comparison of every campaign, for benchmarks/RESULTS.md."""
     parts: list[str] = []
-    for claim, shown in known:
+    for claim, shown in claims:
         parts += [f"**{claim.name}** (`{claim.results}`): {word(shown)}\n", *table(shown), ""]
     return "\n".join(parts).strip()
 
@@ -506,8 +522,8 @@ def with_results() -> list[tuple[Claim, list[Shown]]]:
 
 
 if __name__ == "__main__":
-    known = with_results()
-    write("claims", summary(known), PAGE)
-    write("claims-in-full", details(known))
-    for name, drawing in figures(known).items():
+    claims = with_results()
+    write("claims", summary(claims), PAGE)
+    write("claims-in-full", details(claims))
+    for name, drawing in figures(claims).items():
         (IMAGES / name).write_text(drawing, encoding="utf-8")
