@@ -32,7 +32,7 @@ from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.figures import keys as legend
 from retrain.campaign.verdict.figures import scatters
 from retrain.campaign.verdict.results import Cell
-from retrain.campaign.verdict.results_file import read_results_file
+from retrain.campaign.verdict.results_file import ResultRow, read_results_file
 from retrain.campaign.verdict.runs_of_file import runs_of_file
 from retrain.campaign.verdict.sentences import detects, short, texts
 from retrain.campaign.verdict.verdict_kinds import KINDS
@@ -152,6 +152,12 @@ CLAIMS = (  # declared before their campaigns ran
         each(("rare: maxrl",), (PASS_8, "better"), (ACCURACY, None)),
         "pass@8 {rare: grpo@pass@8} → {rare: maxrl@pass@8}",
     ),
+    Claim(
+        "Two completions per prompt are enough",
+        "two-completions.csv",
+        (*each(("32 x 2",), (CLOSE, "not worse")), *each(("4 x 16",), (CLOSE, None))),
+        "accuracy: 8 per prompt {8 x 8@accuracy}, 2 per prompt {32 x 2@accuracy}",
+    ),
     Claim(  # declared together with the next one
         "HICRA helps where a plan decides, and harms nothing elsewhere",
         "credit.csv",
@@ -214,12 +220,6 @@ CLAIMS = (  # declared before their campaigns ran
         "accuracy: the rows alone {imitation@accuracy}, RL alone {grpo@accuracy}, both {mix@accuracy}",
     ),
     Claim(
-        "Expert data help where success is rare",
-        "mix-rare.csv",
-        each(("mix",), (ACCURACY, "better"), (AREA, "better")),
-        "accuracy {grpo@accuracy} → {mix@accuracy}, over all steps {grpo@area} → {mix@area}",
-    ),
-    Claim(
         "A process reward learned from outcomes needs fewer samples",
         "prime-chain.csv",
         each(("prime batch", "prime none"), (AREA, "better"), (ACCURACY, "not worse")),
@@ -232,6 +232,12 @@ CLAIMS = (  # declared before their campaigns ran
         "accuracy: with the division {divided@accuracy}, without {not divided@accuracy}",
     ),
     Claim(
+        "Expert data help where success is rare",
+        "mix-rare.csv",
+        each(("mix",), (ACCURACY, "better"), (AREA, "better")),
+        "accuracy {grpo@accuracy} → {mix@accuracy}, over all steps {grpo@area} → {mix@area}",
+    ),
+    Claim(
         "GTPO helps because of the tokens that it chooses",
         "placebo.csv",
         (*each(("planning: gtpo shuffled",), (WIDER, "worse")), *each(("planning: gtpo",), (WIDER, None))),
@@ -242,12 +248,6 @@ CLAIMS = (  # declared before their campaigns ran
         "placebo-sepa.csv",
         (*each(("planning: sepa shuffled",), (WIDER, "worse")), *each(("planning: sepa",), (WIDER, None))),
         "accuracy {planning: sepa shuffled@accuracy} at random tokens → {planning: sepa@accuracy} at its own",
-    ),
-    Claim(
-        "Two completions per prompt are enough",
-        "two-completions.csv",
-        (*each(("32 x 2",), (CLOSE, "not worse")), *each(("4 x 16",), (CLOSE, None))),
-        "accuracy: 8 x 8 completions {8 x 8@accuracy}, 32 x 2 {32 x 2@accuracy}",
     ),
     Claim(
         "15% wrong verdicts cost less than two points",
@@ -460,20 +460,23 @@ def weakest(shown: Sequence[Shown]) -> tuple[Comparison, Expected]:
 
 
 def in_words(claim: Claim) -> str:
-    """Return the figure of a claim, with the means of its results."""
-    return re.sub(r"\{(.+?)@(.+?)\}", lambda match: _mean(claim.results, match[1], match[2]), claim.figure)
+    """Return the figure of a claim, with the means over the seeds that all its conditions have.
 
+    A condition is named after its task if the file has tasks.
+    """
+    runs: dict[str, dict[int, ResultRow]] = {}
+    for row in read_results_file(HERE / claim.results):
+        runs.setdefault(f"{row.task}: {row.method}" if row.task else row.method, {})[row.seed] = row
+    named_conditions = re.findall(r"\{(.+?)@", claim.figure)
+    seeds = set.intersection(*(set(runs[condition]) for condition in named_conditions))  # a look stops a condition
 
-def _mean(results: str, condition: str, column: str) -> str:
-    """Return the mean of a column over the runs of a condition, which is named after its task if it has one."""
-    rows = read_results_file(HERE / results)
-    value = fmean(
-        float(row.metrics[column])
-        for row in rows
-        if condition == (f"{row.task}: {row.method}" if row.task else row.method)
-    )
-    digits = 1 if value > 1 else 3 if value > 0.1 or column == "accuracy" else 4
-    return f"{value:.{digits}f}".removeprefix("0")
+    def mean(match: re.Match[str]) -> str:
+        condition, column = match.groups()
+        value = fmean(float(runs[condition][seed].metrics[column]) for seed in seeds)
+        digits = 1 if value > 1 else 3 if value > 0.1 or column == "accuracy" else 4
+        return f"{value:.{digits}f}".removeprefix("0")
+
+    return re.sub(r"\{(.+?)@(.+?)\}", mean, claim.figure)
 
 
 def plain_metric(comparison: Comparison) -> str:
