@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ import torch
 from benchmarks.evidence import audit_and_training as audits
 from benchmarks.evidence import noise_of_credit
 from benchmarks.evidence.first_mistake import Steps, auc, figures, steps
-from benchmarks.evidence.plugins.one_sided import false_negatives, false_positives
-from benchmarks.evidence.plugins.signs import signs
 from retrain.lab.tasks.noisy import flipped
+from retrain.registry import find
 from retrain.tools.prm_scores import ScoredRow
 from tests.campaign.tables import write_cell
+
+PLUGINS = [Path(audits.__file__).with_name("plugins")]
 
 
 def scored(*rewards):
@@ -94,13 +96,15 @@ def test_parts_of_the_tokens_have_shares_of_signal_and_variance(train, capsys):
 
 
 def test_credit_is_weighed_by_its_sign():
+    signs = find("transform", "signs.signs", PLUGINS).target
     credit = torch.tensor([[2.0, -3.0], [0.0, 4.0]])
     assert signs(credit, above=0.1).tolist() == [[pytest.approx(0.2), -3.0], [0.0, pytest.approx(0.4)]]
     assert signs(credit, below=0.0).tolist() == [[2.0, 0.0], [0.0, 4.0]]
 
 
-@pytest.mark.parametrize(("verdict", "right", "wrong"), [(false_positives, 0.0, 0.3), (false_negatives, 0.3, 0.0)])
-def test_verdicts_are_wrong_in_one_direction_only(verdict, right, wrong):
+@pytest.mark.parametrize(("name", "right", "wrong"), [("false_positives", 0.0, 0.3), ("false_negatives", 0.3, 0.0)])
+def test_verdicts_are_wrong_in_one_direction_only(name, right, wrong):
+    verdict = find("reward", f"one_sided.{name}", PLUGINS).target
     drawn = [{"id": f"{index}", "extra": {"flips": 0.3}} for index in range(2000)]
     assert sum(verdict("so 5", "5", problem) == 0 for problem in drawn) / 2000 == pytest.approx(right, abs=0.04)
     assert sum(verdict("so 6", "5", problem) == 1 for problem in drawn) / 2000 == pytest.approx(wrong, abs=0.04)
