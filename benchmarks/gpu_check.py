@@ -37,6 +37,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.algorithms.graph.objective import Objective
+from retrain.engines.embedded.decoder import Slots
 from retrain.engines.embedded.static import StaticSlots
 from retrain.engines.torch_engine import TorchEngine
 from retrain.registry import find
@@ -188,12 +189,20 @@ def packing(place: torch.device) -> str:
     return "; ".join(said)
 
 
+def engine(made: Any, dtype: Literal["float32", "bfloat16"], graphs: bool) -> TorchEngine:
+    """The sampler; without CUDA graphs it launches the kernels of every decode step one by one."""
+    sampler = TorchEngine(made, dtype=dtype, memory_mb=32_000)
+    if not graphs:
+        sampler._decoder.kind = Slots
+    return sampler
+
+
 def graphs(place: torch.device) -> str:
     """Decode steps that a CUDA graph replays sample what single steps sample; rows end at different times."""
     made = model(SMALL, place)
     requests = [Request(tuple(range(1, 4 + stream)), 8, 300, stream) for stream in range(4)]
     sampling = Sampling(stop_ids=tuple(range(4)), seed=3)
-    groups = [TorchEngine(made, dtype="float32", graphs=on).sample(requests, sampling) for on in (True, False)]
+    groups = [engine(made, "float32", on).sample(requests, sampling) for on in (True, False)]
     if StaticSlots.failed:
         raise AssertionError(f"no graph was captured: {StaticSlots.failed}")
     pairs = [pair for both in zip(*groups, strict=True) for pair in zip(*both, strict=True)]
@@ -378,9 +387,9 @@ def sample_rows(name: str, shape: dict[str, Any], place: torch.device, rows: int
 
 def sample_row(name: str, made: Any, place: torch.device, rows: int, length: int, graphs: bool) -> Row:
     fresh(place)
-    engine = TorchEngine(made, dtype="bfloat16", memory_mb=32_000, graphs=graphs)
+    sampler = engine(made, "bfloat16", graphs)
     requests = [Request(tuple(range(1, 65)), 8, length, stream) for stream in range(rows // 8)]
-    seconds = timed(lambda: engine.sample(requests, Sampling(stop_ids=(0,), seed=1)), place, 2)
+    seconds = timed(lambda: sampler.sample(requests, Sampling(stop_ids=(0,), seed=1)), place, 2)
     note = f"{rows} rows of {length}, with{'' if graphs else 'out'} CUDA graphs"
     return Row(f"sample {name}", rows * length / seconds, None, peak(place), note)
 

@@ -23,7 +23,6 @@ def turn_returns(
     group_ids: Tensor,
     *,
     gamma: Discount = 1.0,
-    among: Literal["reached", "all"] = "reached",
 ) -> Tensor:
     """Return from each turn on, minus the mean return of the group's other episodes from that turn on.
 
@@ -36,7 +35,6 @@ def turn_returns(
         turn_rewards: [N, T], on the last token of each turn; turn_ids: [N, T] int, from 0; response_mask: [N, T] bool;
             group_ids: [N] int.
         gamma: discount, per turn.
-        among: episodes in the mean: those that "reached" turn k, or "all", with return 0 for those that ended before.
     Returns:
         [N, T], equal on all tokens of a turn. If no other episode reached turn k, the baseline is 0.
     References: Ahmadian et al., Back to Basics (RLOO), arXiv:2402.14740 (for one turn; this project extends it).
@@ -45,8 +43,7 @@ def turn_returns(
     returns = F.returns.discounted_sum(rewards, gamma)
     credit = returns.clone()
     for turn in range(returns.shape[1]):
-        # Every episode reaches turn 0, so its column stands for "all".
-        members = reached[:, turn] if among == "reached" else reached[:, 0]
+        members = reached[:, turn]
         compared = F.groups.leave_one_out(returns[:, turn], group_ids, members)
         # Leave-one-out gives 0 without others; the return itself is unbiased, too, and says more.
         is_single = F.groups.group_size(group_ids, members) < 2

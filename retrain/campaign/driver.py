@@ -107,7 +107,7 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
     for job in jobs:
         warmup = configs[job.condition].config.warmup
         facts = configs[job.condition].resolved()
-        if warmup.steps and warmup.cache:
+        if warmup.steps:
             parts = (loaded.settings.start(job.seed), facts["model"], facts["warmup"], facts["components"]["task"])
             distinct.setdefault(json.dumps(parts, sort_keys=True), job)
     runs = [campaign.run(job) for job in distinct.values()]

@@ -264,8 +264,6 @@ class Warmup(Section):
     """Number of problems whose solutions are imitated, in as many passes as the steps need."""
     seed: Seed = 1
     """Seed of the warm start, separate so that runs with different `[training] seed` start from the same weights."""
-    cache: bool = True
-    """Reuse the weights of an earlier warm start with the same settings."""
 
 
 class Checkpoint(Section):

@@ -16,6 +16,9 @@ from retrain.types import Metrics, Problem, Rollout
 
 STEPS = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 """Moves of the environment "grid": name -> (east, north)."""
+_P_ASTRAY = 0.6
+"""Probability that a step of a demonstration of `walks` goes in a random direction instead of nearer to the goal: high
+enough that training has something to improve."""
 
 
 @task("sums")
@@ -160,7 +163,6 @@ class Walks(Drawn):
         seed: seed of the training problems and of their demonstrations.
         far: maximum distance of the goal in each of the two directions, east-west and north-south.
         steps: maximum number of steps of the demonstrator.
-        p_astray: probability that a step goes in a random direction instead of nearer to the goal.
     """
 
     def __init__(
@@ -169,9 +171,8 @@ class Walks(Drawn):
         *,
         far: Annotated[int, Field(ge=1)] = 4,
         steps: Annotated[int, Field(ge=1)] = 8,
-        p_astray: Probability = 0.6,
     ) -> None:
-        super().__init__(seed, far=far, steps=steps, p_astray=p_astray)
+        super().__init__(seed, far=far, steps=steps, p_astray=_P_ASTRAY)
         self.far, self.steps = far, steps
 
     def _problem(self, rng: Random) -> Problem:
@@ -184,7 +185,7 @@ class Walks(Drawn):
         while (east, north) != (0, 0) and len(steps) < self.steps:
             # Steps whose direction has a positive dot product with the way that remains.
             nearer = [name for name, (e, n) in STEPS.items() if e * east + n * north > 0]
-            steps.append(rng.choice(list(STEPS) if rng.random() < self.settings["p_astray"] else nearer))
+            steps.append(rng.choice(list(STEPS) if rng.random() < _P_ASTRAY else nearer))
             east, north = east - STEPS[steps[-1]][0], north - STEPS[steps[-1]][1]
         text = f"{goal[0]} {goal[1]}"
         return Problem(id=text, prompt=f"{text}:", answer=text, replies=tuple(steps))

@@ -41,7 +41,6 @@ class TorchEngine(Sampler):
             about 0.02), else float32. On a CPU only the layers' matrix products have this type, and
             in the fused decoder a head above 1 MB; all other operations are float32.
         fused: use `FusedDecoder` if it supports the model (Llama, Mistral, Qwen2, Qwen3).
-        graphs: on a GPU, replay the fused decode step as a CUDA graph.
         memory_mb: limit on keys, values, logits and prefill activations; prompts that do not fit
             together are sampled one chunk after the other. With an environment, also the limit on
             the keys and values that are cached for the next turns of a worker's episodes.
@@ -59,7 +58,6 @@ class TorchEngine(Sampler):
         *,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         fused: bool = True,
-        graphs: bool = True,
         memory_mb: Annotated[int, Field(gt=0)] = 2048,
     ) -> None:
         if reason := unsupported(model):
@@ -70,7 +68,8 @@ class TorchEngine(Sampler):
         self._device = first.device
         fused = fused and fusable(self._model)
         self._decoder = _decoder(self._model, self._dtype, fused)
-        self._graphs = graphs and fused and self._device.type == "cuda"
+        # A decode step launches hundreds of small kernels; on a GPU it is replayed as one CUDA graph.
+        self._graphs = fused and self._device.type == "cuda"
         if self._graphs:
             from retrain.engines.embedded.static import StaticSlots
 

@@ -33,10 +33,24 @@ _FORMER_KEYS: dict[str, tuple[str, ...]] = {
     "rollout": ("top_p", "top_k", "drain_timeout_s"),
     "checkpoint": ("on_save_error",),
     "eval": ("store",),
+    "warmup": ("cache",),
     "logging": ("metric_names",),
+    "rewards": ("network",),
     "reward_pool": ("sandbox", "readable"),
+    "torch": ("graphs",),
+    **dict.fromkeys(("vllm", "vllm-server"), ("retries", "health_every_s")),
 }
-"""Section -> keys of earlier versions that did not affect the weights."""
+"""Table or component -> keys of earlier versions that did not affect the weights."""
+_FORMER_CONSTANTS: dict[str, dict[str, Any]] = {
+    "stop_when": {"rows": 1},
+    "eval.sets": {"top_p": None, "top_k": None},
+    "walks": {"p_astray": 0.6},
+    "otb": {"zero_tail": True},
+    "gtpo_paper": {"entropy_min": None, "entropy_max": None},
+    "turn_returns": {"among": "reached"},
+}
+"""Table or component -> keys of earlier versions with the only value that this version computes. A run with another
+value trained something else, so its key is refused as unknown."""
 _Integer = Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)]
 _Number = Annotated[float, Field(strict=True)] | _Integer | None
 
@@ -140,15 +154,23 @@ def parse_row(line: bytes, path: Path, number: int, schema: TypeAdapter[Any] | N
 def with_current_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored configuration without keys that this version does not have."""
     current = copy.deepcopy(dict(config))
-    for section, keys in _FORMER_KEYS.items():
-        for key in keys if isinstance(current.get(section), dict) else ():
-            current[section].pop(key, None)
-    for entry in (current, *current.get("eval", {}).get("sets", ())):
-        for reward in entry.get("rewards") or ():
-            reward.pop("network", None)
-    stop_when = current.get("training", {}).get("stop_when") or {}
-    if stop_when.get("rows") == 1:  # another number ends the run at another step, so it is refused as unknown
-        del stop_when["rows"]
+    sets = current.get("eval", {}).get("sets", ())
+    named = (entry for entries in current.get("components", {}).values() for entry in entries)
+    tables: list[tuple[str, Any]] = [
+        *current.items(),
+        ("stop_when", current.get("training", {}).get("stop_when")),
+        *(("eval.sets", entry) for entry in sets),
+        *(("rewards", reward) for entry in (current, *sets) for reward in entry.get("rewards") or ()),
+        *((entry["name"], entry["params"]) for entry in named),
+    ]
+    for name, table in tables:
+        if not isinstance(table, dict):
+            continue
+        for key in _FORMER_KEYS.get(name, ()):
+            table.pop(key, None)
+        for key, constant in _FORMER_CONSTANTS.get(name, {}).items():
+            if key in table and table[key] == constant:
+                del table[key]
     return current
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -38,7 +38,6 @@ class WarmupSettings:
         warmup_steps: optimizer steps of the linear rise of the learning rate.
         dtype: dtype of the matrix products.
         seed: seed of random operations in the update, such as dropout; independent of the run's seed.
-        cache: share the weights between runs with the same model, problems and settings.
     """
 
     steps: int = 1000
@@ -47,7 +46,6 @@ class WarmupSettings:
     warmup_steps: int = 50
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
-    cache: bool = True
 
 
 def warm_start(
@@ -84,8 +82,6 @@ def warm_start(
         return _train(loaded, rows or demonstrations(loaded.chat, used), settings, observe)
 
     def made() -> tuple[dict[str, Tensor], bool]:
-        if not settings.cache:
-            return build(), False
         facts = _facts(loaded, used, settings)
         facts |= {"rows": content_key({"rows": [asdict(row) for row in rows]})} if rows else {}
         return cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
@@ -149,6 +145,5 @@ def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings
         "weights": fingerprint(distinct(loaded.model.state_dict())),
         "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
         "problems": content_key({"texts": texts}),
-        # The key `cache` does not change the weights.
-        "settings": asdict(replace(settings, cache=True)) | {"chat": loaded.mode} | dict(loaded.chat_params),
+        "settings": asdict(settings) | {"chat": loaded.mode} | dict(loaded.chat_params),
     }

@@ -51,10 +51,9 @@ def true_gradient():
     return torch.stack(each).sum(0)
 
 
-@pytest.mark.parametrize("among", ["reached", "all"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_gradient_of_turn_returns_is_that_of_the_expected_reward(among, size):
-    found = gradient(lambda batch: call("transform", "turn_returns", batch, among=among), 1.0, size)
+def test_the_gradient_of_turn_returns_is_that_of_the_expected_reward(size):
+    found = gradient(lambda batch: call("transform", "turn_returns", batch), 1.0, size)
     torch.testing.assert_close(found, true_gradient(), rtol=0, atol=1e-6)
 
 
@@ -69,8 +68,8 @@ def test_a_worked_example():
     found = call("transform", "turn_returns", batch)
     expected = [[3 - 3.5, 2 - 4.0], [4 - 3.0, 4 - 2.0], [3 - 3.5, 0.0]]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-    found = call("transform", "turn_returns", batch, among="all", gamma=0.5)
-    expected = [[2 - 2.5, 2 - 2.0], [2 - 2.5, 4 - 1.0], [3 - 2.0, 0.0]]
+    found = call("transform", "turn_returns", batch, gamma=0.5)
+    expected = [[2 - 2.5, 2 - 4.0], [2 - 2.5, 4 - 2.0], [3 - 2.0, 0.0]]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
     found = call("transform", "turn_grpo", batch)
     assert found[0].tolist() == pytest.approx([1 - 4 / 3 + 2 - 3, 2 - 3])

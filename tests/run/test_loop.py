@@ -12,7 +12,7 @@ from tests.small_runs import digest, rows
 
 def test_a_run_writes_every_row_and_a_model_that_loads(train):
     events = []
-    run = train("warmup.cache=false", observe=lambda event, details: events.append(event))
+    run = train(observe=lambda event, details: events.append(event))
     metrics, evals = rows(run / "metrics.jsonl"), rows(run / "eval.jsonl")
     assert [row["step"] for row in metrics] == [0, 1, 2, 3]
     assert [row["step"] for row in evals] == [0, 2, 4]

@@ -13,6 +13,7 @@ from retrain.errors import ConfigError, StorageError
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume, run
 from retrain.storage import checkpoint
+from retrain.storage.run_files import with_current_keys
 from tests.small_runs import rows
 
 STORED = ROOT / "tests" / "data" / "run_of_0_3"
@@ -44,6 +45,13 @@ def test_another_number_of_rows_ended_the_run_at_another_step_and_is_refused(fol
     file.write_text(file.read_text().replace('"rows": 1', '"rows": 3'))
     with pytest.raises((ConfigError, StorageError), match=r"stop_when\] rows: unknown key"):
         reopen(folder / "runs/run", [], lambda event, details: None)
+
+
+@pytest.mark.parametrize(("among", "kept"), [("reached", {}), ("all", {"among": "all"})])
+def test_a_removed_parameter_is_left_out_if_it_has_the_value_of_today(among, kept):
+    entry = {"name": "turn_returns", "params": {"among": among}}
+    current = with_current_keys({"turn_returns": {"among": among}, "components": {"transform": [entry]}})
+    assert current["turn_returns"] == current["components"]["transform"][0]["params"] == kept
 
 
 def test_it_resumes_with_the_file_without_them(folder):

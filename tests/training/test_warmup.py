@@ -88,12 +88,13 @@ def test_other_texts_or_weights_are_computed_anew(loaded):
     assert not warm_start(loaded, PROBLEMS[::-1], settings, Watch())
 
 
-def test_without_the_cache_the_result_is_the_same_and_the_global_generator_untouched(loaded):
+def test_with_an_empty_cache_the_result_is_the_same_and_the_global_generator_untouched(loaded, tmp_path, monkeypatch):
     settings = dataclasses.replace(SETTINGS, steps=2)
     again = load_model("builtin:tiny", problems=PROBLEMS)
     before = torch.random.get_rng_state()
-    assert not warm_start(loaded, PROBLEMS, dataclasses.replace(settings, cache=False), Watch())
+    assert not warm_start(loaded, PROBLEMS, settings, Watch())
     assert torch.equal(before, torch.random.get_rng_state())
+    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "empty"))
     assert not warm_start(again, PROBLEMS, settings, Watch())
     assert same(weights(loaded), weights(again))
 

@@ -308,7 +308,7 @@ def test_two_ranks_sample_with_two_servers_as_one_process_does(servers, folder, 
 CONTINUOUS = (
     *("rollout.mode=continuous", "rollout.max_staleness=2", "reward_pool.workers=1"),
     *("training.max_tokens=160", "logging.rollouts_every=1", "checkpoint.every=1", "checkpoint.keep=1"),
-    *("vllm.health_every_s=0.5", "eval.problems=0"),
+    "eval.problems=0",
 )
 
 
@@ -321,6 +321,7 @@ def test_a_continuous_run_gets_weights_between_tokens_and_a_lost_server_comes_ba
     servers, folder, tmp_path, monkeypatch
 ):
     overlap(monkeypatch, servers[0].url)
+    monkeypatch.setattr("retrain.engines.vllm.servers.HEALTH_EVERY_S", 0.5)
     lost = servers[1]
     group = lost.group
 

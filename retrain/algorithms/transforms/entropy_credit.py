@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import Finding, advantage, transform
+from retrain.registry import advantage, transform
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ShapingStrength = Annotated[float, Field(ge=0)]
 Smallest = Annotated[float, Field(gt=0)]
-Entropy = Annotated[float, Field(ge=0)]
 
 
-def _check_positions(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Check the bounds of the entropy."""
-    low, high = params["entropy_min"], params["entropy_max"]
-    if None not in (low, high) and low > high:
-        yield Finding(("entropy_min",), f"{low:g} is above entropy_max = {high:g}", "set entropy_min <= entropy_max")
-
-
-@transform("gtpo_paper", check=_check_positions)
-def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
+@transform("gtpo_paper")
+def gtpo_paper(  # noqa: PLR0913 - four columns and four keys
     entropy: Tensor,
     correct: Tensor,
     response_mask: Tensor,
@@ -36,8 +27,6 @@ def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
     alpha2: ShapingStrength = 0.1,
     norm: Literal["group", "batch"] = "group",
     eps: Smallest = 1e-8,
-    entropy_min: Entropy | None = None,
-    entropy_max: Entropy | None = None,
 ) -> Tensor:
     """Shaped token rewards: a bonus for high entropy in correct rows, a penalty for low entropy in wrong rows.
 
@@ -57,8 +46,6 @@ def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
         norm: compute statistics per "group", where a group that is all correct or all wrong gets 0, or over
             the "batch", as in the paper's text.
         eps: added to every denominator.
-        entropy_min, entropy_max: bounds to which the entropy is clipped; None for no bound. The paper's
-            [0.2, 0.28] equal DAPO's clip range.
     Returns:
         [N, T] without unit.
     References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349, equations 3, 5 and 6.
@@ -66,8 +53,6 @@ def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
     import torch
 
     entropy = F.masked.keep(entropy, response_mask)
-    entropy = entropy if entropy_min is None else entropy.clamp(min=entropy_min)
-    entropy = entropy if entropy_max is None else entropy.clamp(max=entropy_max)
     # Numbers from 0, so that group * width + position is unique.
     groups = torch.unique(group_ids, return_inverse=True)[1][:, None].expand(response_mask.shape)
     width = response_mask.shape[1]

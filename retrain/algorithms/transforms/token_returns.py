@@ -62,14 +62,13 @@ def gae(
 
 
 @transform("otb")
-def otb(  # noqa: PLR0913 - five columns and two keys
+def otb(
     turn_rewards: Tensor,
     old_logprobs: Tensor,
     sum_pi_squared: Tensor,
     response_mask: Tensor,
     group_ids: Tensor,
     *,
-    zero_tail: bool = True,
     eps: PositiveFloat = 1e-8,
 ) -> Tensor:
     """Return of every token minus the token baseline with the lowest variance.
@@ -85,8 +84,6 @@ def otb(  # noqa: PLR0913 - five columns and two keys
         turn_rewards: [N, T], on the last token of each turn; old_logprobs: [N, T];
             sum_pi_squared: [N, T], sum of squared probabilities over the vocabulary at the
             sampling temperature; response_mask: [N, T] bool; group_ids: [N] int.
-        zero_tail: use no baseline for the longest row beyond the length of the second-longest, where the baseline
-            would be its own return.
         eps: added to the sum of weights.
     Returns:
         [N, T] in the unit of the reward; G in a group of one; 0 where several rows have a token at a position and
@@ -116,7 +113,6 @@ def otb(  # noqa: PLR0913 - five columns and two keys
         # The weighted mean of equal returns may differ from them by rounding.
         equal = ((value == highest) | ~here).all(0)
         gain = (value - baseline).where(~(equal & shared), 0.0)
-        if zero_tail or len(value) == 1:
-            gain = gain.where(shared, value)
-        credit[rows] = gain
+        # Beyond the second-longest row the baseline would be the longest row's own return, and its credit 0.
+        credit[rows] = gain.where(shared, value)
     return F.returns.unpack(credit, response_mask)

@@ -51,10 +51,6 @@ class EvalSet(Section):
     """Number of sampled completions per problem."""
     temperature: Positive | None = None
     """Temperature of the sampled completions."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Probability mass of nucleus sampling; 1: no truncation."""
-    top_k: Natural | None = None
-    """Sample from the k most likely tokens; 0: from all."""
     greedy: bool | None = None
     """Also score one completion per problem from greedy decoding."""
     pass_at: Annotated[tuple[Count, ...], Array] | None = None

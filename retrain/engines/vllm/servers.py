@@ -50,6 +50,11 @@ _LONGEST_PAUSE_S = 600.0
 """Longest time for which a server with invalid answers is left out, in seconds."""
 _FAILED_CHECKS = 2
 """A server that fails so many health checks in a row is excluded."""
+_ATTEMPTS = 4
+"""Times that a request is sent before the run ends; more would only delay the reason, which names every server."""
+HEALTH_EVERY_S = 10.0
+"""Seconds between checks of every server's `/health` while requests are in flight. A server that fails `_FAILED_CHECKS`
+in a row is excluded; an excluded one that passes gets the current weights and samples again."""
 _SHOWN_S = 30.0
 """Seconds between two log lines about waiting for servers."""
 _STARTING = 503
@@ -95,11 +100,7 @@ class VllmServerEngine(Sampler):
         start_timeout_s: wait for a first server to start at the beginning of the run, in seconds. On a slow machine
             vLLM needs minutes.
         restart_timeout_s: wait for a server to recover while none is usable, in seconds.
-        retries: number of times that a failed request is repeated before the run ends.
         max_in_flight: completions in flight on one server; further requests wait in the trainer.
-        health_every_s: time between checks of every server's `/health` while requests are in flight,
-            in seconds. A server that fails two in a row is excluded; an excluded one that passes
-            gets the current weights and samples again.
         api_key_env: environment variable with the servers' key; "" sends none.
         transfer: "file" writes weights to a path that trainer and servers share; "nccl" sends them
             to other GPUs; "ipc" shares them on the same GPU. The last two use vLLM's transfer, and
@@ -133,9 +134,7 @@ class VllmServerEngine(Sampler):
         request_timeout_s: Annotated[float, Field(gt=0)] = 600.0,
         start_timeout_s: Annotated[float, Field(gt=0)] = 600.0,
         restart_timeout_s: Annotated[float, Field(gt=0)] = 120.0,
-        retries: Annotated[int, Field(ge=0)] = 3,
         max_in_flight: Annotated[int, Field(gt=0)] = 512,
-        health_every_s: Annotated[float, Field(gt=0)] = 10.0,
         api_key_env: str = "",
         transfer: vllm_transfer.Name = "file",
         lora: Literal["adapter", "merged"] | None = None,
@@ -145,7 +144,7 @@ class VllmServerEngine(Sampler):
             raise EngineError(f"[vllm] urls: {problem}; {fix}")
         self._urls = [url.rstrip("/") for url in urls]
         self._call = http.Calls(request_timeout_s, key=http.key_from(api_key_env))
-        self._start, self._restart, self._retries = start_timeout_s, restart_timeout_s, retries
+        self._start, self._restart = start_timeout_s, restart_timeout_s
         self._stop_requested = threading.Event()
         self._expected = full_shapes(base_model(model))
         self._folder = Path(options.write_config(base_model(model), run_dir / "vllm")).resolve()
@@ -165,7 +164,7 @@ class VllmServerEngine(Sampler):
         self._held: dict[str, tuple[str, int]] = {}
         self._router = Router(self._urls, max_in_flight)
         self._revivals, self._reissued, self._refused = 0, 0, 0
-        self._health_every, self._failed_checks = health_every_s, dict.fromkeys(self._urls, 0)
+        self._failed_checks = dict.fromkeys(self._urls, 0)
         self._syncing = threading.RLock()
         self.tolerance = tolerance_of(kind)
         self._why: dict[str, str] = {}
@@ -292,7 +291,7 @@ class VllmServerEngine(Sampler):
         """Return one request's completions from the first server that succeeds."""
         body: dict[str, Any] = {"token_ids": list(request.ids)} | ({"model": _ADAPTER} if self._adapter else {})
         body["sampling_params"] = options.request_fields(request, sampling)
-        for attempt in range(self._retries + 1):
+        for attempt in range(_ATTEMPTS):
             assigned = await self._assigned(request)
             self._reissued += attempt > 0
             try:
@@ -311,7 +310,7 @@ class VllmServerEngine(Sampler):
             except http.FAILURES as error:
                 self._refused += 1
                 self._distrust(assigned, error)
-        self._give_up(f"a request failed {self._retries + 1} times; {self._reasons()}")
+        self._give_up(f"a request failed {_ATTEMPTS} times; {self._reasons()}")
 
     async def _assigned(self, request: Request) -> Assignment:
         """Choose the server of a request, waiting for one to recover if none is usable.
@@ -446,7 +445,7 @@ class VllmServerEngine(Sampler):
         """Exclude a server, unless it has recovered since the failed request was sent."""
         self._why.setdefault(assigned.url, _cause(error))  # an earlier cause stays
         if assigned.url in self._router.usable:
-            pause = self._health_every * (2.0 ** self._strikes[assigned.url] - 1)
+            pause = HEALTH_EVERY_S * (2.0 ** self._strikes[assigned.url] - 1)
             self._out_until[assigned.url] = time.monotonic() + min(pause, _LONGEST_PAUSE_S)
             self._strikes[assigned.url] += 1
         self._router.distrust(assigned)
@@ -454,7 +453,7 @@ class VllmServerEngine(Sampler):
     async def _watch(self) -> None:
         """Check the health of all servers again and again while requests are in flight."""
         while True:
-            await asyncio.sleep(self._health_every)
+            await asyncio.sleep(HEALTH_EVERY_S)
             if not self._router.busy:
                 # Before the future is done: a request that begins meanwhile must not count on this watch.
                 self._watching = None

@@ -116,11 +116,15 @@ def test_a_server_that_was_started_again_is_given_the_current_weights(servers, m
 
 
 def test_a_failure_that_stays_ends_after_the_retries(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path, retries=2)
+    engine = client(
+        servers,
+        model,
+        tmp_path,
+    )
     engine.load_weights(model.state_dict(), 7)
     for server in servers:
         server.fault = "stale"
-    with pytest.raises(EngineError, match=r"failed 3 times.*sampled from the weights older"):
+    with pytest.raises(EngineError, match=r"failed 4 times.*sampled from the weights older"):
         sample(engine, PROMPTS[:1], SAMPLING)
 
 
@@ -486,8 +490,9 @@ def test_the_turns_of_an_episode_stay_on_one_server(servers, engine):
     assert least.asked == 4, "its server is lost"
 
 
-def test_a_server_that_comes_back_gets_the_current_weights_and_samples_again(servers, model, tmp_path):
-    engine = client(servers, model, tmp_path, max_in_flight=2, health_every_s=0.05)
+def test_a_server_that_comes_back_gets_the_current_weights_and_samples_again(servers, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "HEALTH_EVERY_S", 0.05)
+    engine = client(servers, model, tmp_path, max_in_flight=2)
     engine.load_weights(model.state_dict(), 7)
     servers[0].kill()
     sample(engine, PROMPTS, SAMPLING)
@@ -501,9 +506,10 @@ def test_a_server_that_comes_back_gets_the_current_weights_and_samples_again(ser
     assert servers[0].loaded == 2
 
 
-def test_the_requests_of_a_server_that_answers_no_health_check_go_to_the_other(servers, model, tmp_path):
+def test_the_requests_of_a_server_that_answers_no_health_check_go_to_the_other(servers, model, tmp_path, monkeypatch):
     """It neither answers nor closes its connections, and the requests have minutes."""
-    engine = client(servers, model, tmp_path, health_every_s=0.05)
+    monkeypatch.setattr(module, "HEALTH_EVERY_S", 0.05)
+    engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
     held = Gate(servers[0])
 
