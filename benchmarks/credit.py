@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.algorithms.planning.planning_mask import PlanningMask
 from retrain.registry import find
 from retrain.types import Batch
@@ -60,14 +60,12 @@ def _report(name: str, seconds: list[float]) -> None:
 
 
 def _pipeline(chain: list[str]) -> Pipeline:
-    stages = Stages(
-        advantage=find("advantage", "maxrl").bind(),
-        transforms=tuple(find("transform", name).bind() for name in chain),
-        algorithm=None,
-        uncertainty=find("uncertainty", "surprisal").bind(),
-        filter=find("filter", "uninformative").bind(),
+    return Pipeline.resolve(
+        [find("advantage", "maxrl").bind(), *(find("transform", name).bind() for name in chain)],
+        find("filter", "uninformative").bind(),
+        {"uncertainty": find("uncertainty", "surprisal").bind()}.get,
+        given=frozenset({"planning_mask", "sepa_lambda"}),
     )
-    return Pipeline.resolve(stages, lambda name: None, frozenset({"planning_mask", "sepa_lambda"}))
 
 
 def _batch(tokens: int, group: int = 8, width: int = 1024) -> Batch:

@@ -20,7 +20,7 @@ def gated(logprobs, advantages):
 def configured(folder, text="", *overrides):
     (folder / "run.toml").write_text(f'[plugins]\nsearch_paths = ["{folder}"]\n{text}')
     loaded = load(folder / "run.toml", overrides)
-    return loaded.config, loaded.components
+    return loaded
 
 
 def test_seven_metrics_come_first_and_say_how_to_read_them():
@@ -73,12 +73,12 @@ KL = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "kl"\n'
     ],
 )
 def test_a_run_reports_what_its_components_report(text, has, lacks, tmp_path):
-    config, components = configured(tmp_path, text)
-    reported = reported_metrics(config, components)
+    loaded = configured(tmp_path, text)
+    reported = reported_metrics(loaded)
     assert has <= reported.keys()
     assert not lacks & reported.keys()
-    assert all(metric_problem(name, config, components) for name in lacks)
-    assert not any(metric_problem(name, config, components) for name in has)
+    assert all(metric_problem(name, loaded) for name in lacks)
+    assert not any(metric_problem(name, loaded) for name in has)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_run_reports_what_its_components_report(text, has, lacks, tmp_path):
     ],
 )
 def test_an_unknown_name_is_answered(name, problem, fix, tmp_path):
-    assert metric_problem(name, *configured(tmp_path, KL + "weight = 0\n")) == (problem, fix)
+    assert metric_problem(name, configured(tmp_path, KL + "weight = 0\n")) == (problem, fix)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_an_unknown_name_is_answered(name, problem, fix, tmp_path):
 def test_a_plug_in_declares_its_metrics(trait, name, refused, tmp_path):
     module = f"gates_{abs(hash((trait, name)))}"
     (tmp_path / f"{module}.py").write_text(PLUGIN.format(trait=trait))
-    config, components = configured(tmp_path, f'[[loss]]\nname = "{module}.gated"\n')
-    assert bool(metric_problem(name, config, components)) == refused
+    loaded = configured(tmp_path, f'[[loss]]\nname = "{module}.gated"\n')
+    assert bool(metric_problem(name, loaded)) == refused
     if trait:
-        assert reported_metrics(config, components)["gated/open"].meaning == "share of open gates"
+        assert reported_metrics(loaded)["gated/open"].meaning == "share of open gates"
 
 
 def test_charts_and_components_of_the_registry_exist():

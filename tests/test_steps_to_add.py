@@ -29,7 +29,7 @@ def plain(logprobs, advantages):
 '''
 RULE = '''
 
-def even_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def even_batch(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """The batch can be halved."""
     if config.training.batch_size % 2:
         yield Finding(("training", "batch_size"), "it is odd", "use an even number")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Document, Place
 from retrain.config.load import validate
 from retrain.config.positions import Path
@@ -16,7 +14,7 @@ from retrain.registry import bind, find, is_dotted
 from retrain.types import Batch, Metrics
 
 if TYPE_CHECKING:
-    from retrain.config.resolve import LoadedConfig
+    from retrain.config.loaded_config import LoadedConfig
 
 Tables = Mapping[str, Mapping[str, Any]]
 """Name -> table of the configuration: {"gtpo": {"beta": 0.3}, "planning": {"strategic_grams": "math"}}."""
@@ -76,10 +74,8 @@ class TokenCredit:
 
     def __init__(self, loaded: LoadedConfig, resources: Mapping[str, Any], has_advantages: bool = False) -> None:
         # The trainer decides which completions it trains on.
-        stages = replace(loaded.components.stages(), filter=bind("filter", "none"))
-        if has_advantages:
-            stages = replace(stages, advantage=None)
-        self._pipeline = Pipeline.resolve(stages, loaded.components.signal)
+        credit = [stage for stage in loaded.credit if not (has_advantages and stage.kind == "advantage")]
+        self._pipeline = loaded.pipeline_of(credit=credit, group_filter=bind("filter", "none"))
         self._pipeline.build({**loaded.resources, **resources})
 
     @property

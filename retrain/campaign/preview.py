@@ -57,7 +57,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "campaign": str(loaded.directory),
         "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
         "trains": {
-            condition.label: config.components.method()
+            condition.label: config.method()
             for condition, config in zip(loaded.conditions, loaded.configs, strict=True)
         },
         "baseline": loaded.baseline,

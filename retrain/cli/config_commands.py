@@ -22,7 +22,7 @@ from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, shown
 
 if TYPE_CHECKING:
-    from retrain.config.resolve import LoadedConfig
+    from retrain.config.loaded_config import LoadedConfig
 
 _EMPTY = ([], {}, None, "")
 
@@ -176,7 +176,7 @@ def check_rewards(
 def _bibliography(configs: Sequence[LoadedConfig]) -> None:
     from retrain.report.bibliography import entries
 
-    parts = [bound for config in configs for several in config.components.bound.values() for bound in several]
+    parts = [bound for config in configs for bound in config.slots.values()]
     say("\n\n".join(entries([inspect.getdoc(part.component.target) or "" for part in parts])))
 
 

@@ -17,7 +17,7 @@ from retrain.system.process import launched, thread_waiting
 from retrain.system.terminal import say
 
 if TYPE_CHECKING:
-    from retrain.config.resolve import LoadedConfig
+    from retrain.config.loaded_config import LoadedConfig
     from retrain.run.session import Around
     from retrain.storage.run_directory import ExistingRun
 

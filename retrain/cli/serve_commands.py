@@ -17,7 +17,7 @@ from retrain.system.http_client import address, is_loopback
 from retrain.system.terminal import say
 
 if TYPE_CHECKING:
-    from retrain.config.resolve import LoadedConfig
+    from retrain.config.loaded_config import LoadedConfig
     from retrain.run.session import Around
 
 _PORT = 8000

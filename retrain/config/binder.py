@@ -10,8 +10,8 @@ from retrain import registry
 from retrain.config.document import Document
 from retrain.config.positions import Path
 from retrain.config.presets import preset_names
-from retrain.config.resolve import Slot
 from retrain.config.schema import Config
+from retrain.config.slots import Slot
 from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, Component, Finding, ParameterError, is_dotted
 from retrain.registry.call import Call

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from retrain.config.document import Document
+from retrain.config.loaded_config import LoadedConfig
 from retrain.config.positions import Path
-from retrain.config.resolve import LoadedConfig
 from retrain.config.schema import Config
 
 _EFFECTS: dict[tuple[str, str], str] = {
@@ -42,8 +42,8 @@ def in_sections(document: Document) -> Iterator[ForeignValue]:
 
 def in_components(loaded: LoadedConfig) -> Iterator[ForeignValue]:
     """Yield parameters by which components of a validated configuration connect to a server or load code."""
-    named = [(slot.params_path, slot.params, component) for slot, component in loaded.components.slots.items()]
-    computed = [((), {}, stage.bound) for stage in loaded.components.pipeline.graph]
+    named = [(slot.params_path, slot.params, component) for slot, component in loaded.slots.items()]
+    computed = [((), {}, stage) for stage in loaded.pipeline.graph]
     for at, params, component in (*named, *computed):
         for key, effect in component.component.traits.reaches.items():
             if component.params.get(key) is not None:

@@ -8,8 +8,8 @@ from retrain import registry
 from retrain.algorithms.transforms.token_stages import CHAINS
 from retrain.config.document import EXTENDS, show
 from retrain.config.presets import preset_names
-from retrain.config.resolve import AUTO, MIXED
 from retrain.config.schema import Config
+from retrain.config.slots import AUTO, MIXED
 from retrain.registry.built_in import ALIASES
 
 _DOTTED = "[.:]"

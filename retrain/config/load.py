@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from retrain import registry
+from retrain.algorithms.graph.column_graph import plan
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
+from retrain.config.loaded_config import LoadedConfig
 from retrain.config.positions import Path, leaves
 from retrain.config.presets import Preset, apply_task_settings
-from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
 from retrain.config.rules.unread_keys import judged, unread_keys
 from retrain.config.schema import RUN_NAME, Config
+from retrain.config.slots import MIXED, Slot, needs_import, slots
 from retrain.errors import ComponentError, ConfigError
 from retrain.system.masking import hide_named, literal_secrets
+from retrain.types import BASE_COLUMNS
 
 if TYPE_CHECKING:
     from retrain.config.mistakes import Catalog
@@ -82,29 +85,16 @@ def validate(document: Document) -> LoadedConfig:
 
         preset = apply_preset(document)
     apply_task_settings(document)
-    config, binder, resolved = _check_schema(document)
-    _check_rules(document, binder, config, resolved)
-    sets = _eval_sets(document, config)
-    unread = {
-        finding.at: document.at(finding.at, finding.problem, finding.fix) for finding in unread_keys(config, resolved)
-    }
+    loaded, binder = _check_schema(document)
+    _check_rules(document, binder, loaded)
+    sets = _eval_sets(document, loaded.config)
+    unread = {finding.at: document.at(finding.at, finding.problem, finding.fix) for finding in unread_keys(loaded)}
     if preset is not None:
         preset.unread.extend(path for path in unread if _from_preset(path, document, preset))
         unread = {path: problem for path, problem in unread.items() if path not in preset.unread}
     unread = {path: problem for path, problem in unread.items() if all(path in other.unread for other in sets.values())}
     warnings = [*document.warnings, *(warning for config_of_set in sets.values() for warning in config_of_set.warnings)]
-    return LoadedConfig(
-        document.file,
-        document.text,
-        config,
-        resolved.tables,
-        resolved,
-        document.places,
-        tuple(dict.fromkeys(warnings)),
-        preset,
-        unread,
-        sets,
-    )
+    return replace(loaded, warnings=tuple(dict.fromkeys(warnings)), preset=preset, unread=unread, sets=sets)
 
 
 def _from_preset(path: Path, document: Document, preset: Preset) -> bool:
@@ -113,7 +103,7 @@ def _from_preset(path: Path, document: Document, preset: Preset) -> bool:
     return place is not None and (place.preset != "" or place.file == preset.file)
 
 
-def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
+def _check_schema(document: Document) -> tuple[LoadedConfig, Binder]:
     """Run phase 1: validate the sections, and bind every component that they name.
 
     Components named by invalid keys are skipped.
@@ -142,36 +132,40 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     document.stop()
     tables = {name: table for name, table in document.data.items() if name not in Config.model_fields}
     components = {slot: component for slot in named if (component := bound[slot])}
-    resolved = Resolved(tables, components, config.logging.observe, document.places.keys())
-    hide_named([component.params for component in resolved.every()])
-    return config, binder, resolved
+    hide_named([component.params for component in components.values()])
+    return LoadedConfig(document.file, document.text, config, tables, components, document.places), binder
 
 
-def _check_rules(document: Document, binder: Binder, config: Config, resolved: Resolved) -> None:
+def _check_rules(document: Document, binder: Binder, loaded: LoadedConfig) -> None:
     """Run phase 2: check requirements of keys and components on each other and on this machine.
 
     Raises:
         ConfigError: all errors that the rules find.
     """
-    _check_columns(document, resolved)
+    config = loaded.config
+    _check_columns(document, loaded)
     for rules in RULES.values():
         for rule in rules:
-            for finding in rule(config, resolved):
+            for finding in rule(config, loaded):
                 document.report(finding)
-    signals = [stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal"]
-    read = {Slot("signal", component.name, ("algorithm", "transform_mode")): component for component in signals}
-    written = {**read, **binder.written(), **resolved.slots}
+    read = {
+        Slot("signal", signal.name, ("algorithm", "transform_mode")): signal
+        for signal in loaded.pipeline.graph
+        if signal.kind == "signal"
+    }
+    written = {**read, **binder.written(), **loaded.slots}
     binder.check(lambda traits: traits.check, written, config)
-    binder.check(lambda traits: traits.check_files, resolved.in_use, config)
+    binder.check(lambda traits: traits.check_files, loaded.in_use, config)
     document.stop()
 
 
-def _check_columns(document: Document, resolved: Resolved) -> None:
+def _check_columns(document: Document, loaded: LoadedConfig) -> None:
     """Check that every column that credit, the loss or `[logging] observe` reads can be computed."""
+    config = loaded.config
     steps: dict[Path, Callable[[], object]] = {
-        ("loss",): lambda: resolved.objective(exact=False),
-        ("logging", "observe"): resolved.check_observed,
-        ("algorithm", "transform_mode"): lambda: resolved.pipeline,
+        ("loss",): lambda: loaded.objective(exact=False),
+        ("logging", "observe"): lambda: plan(config.logging.observe, loaded.signal, BASE_COLUMNS),
+        ("algorithm", "transform_mode"): lambda: loaded.pipeline,
     }
     for path, resolve in steps.items():
         try:

@@ -6,60 +6,62 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from retrain import registry
-from retrain.config.resolve import Resolved, is_correction, mixed_labels, reward_columns
+from retrain.config.loaded_config import LoadedConfig, is_correction, reward_columns
 from retrain.config.schema import Config
+from retrain.config.slots import mixed_labels
 from retrain.errors import did_you_mean
 from retrain.metrics import Metric, metrics
 from retrain.registry import Bound
 
 
-def reported_metrics(config: Config, resolved: Resolved) -> dict[str, Metric]:
+def reported_metrics(loaded: LoadedConfig) -> dict[str, Metric]:
     """Return the metrics of a step of this run, by name.
 
     A name that only the run itself can complete keeps its placeholder, such as `env/ended_{end}`. Metrics of some
     steps only are included, and so are those that plug-ins declare by the trait `metrics`.
     """
-    components = list(_components(resolved))
+    components = list(_components(loaded))
     names = {bound.name for bound in components}
-    filled = _placeholders(config, resolved)
+    filled = _placeholders(loaded)
     reported: dict[str, Metric] = {}
     for metric in metrics().values():
         used = not metric.uses or not names.isdisjoint(metric.uses)
-        if used and all(_is_set(config, key) for key in metric.keys):
+        if used and all(_is_set(loaded.config, key) for key in metric.keys):
             reported |= dict.fromkeys(_complete(metric.name, filled), metric)
     for bound in components:
         reported |= {name: Metric(name, meaning) for name, meaning in bound.component.traits.metrics.items()}
     return reported
 
 
-def metric_problem(name: str, config: Config, resolved: Resolved) -> tuple[str, str] | None:
+def metric_problem(name: str, loaded: LoadedConfig) -> tuple[str, str] | None:
     """Return (problem, fix) if no step of this run reports a metric of this name; otherwise None.
 
     A plug-in that declares no metrics may report any name outside of the package's areas.
     """
-    reported = reported_metrics(config, resolved)
+    reported = reported_metrics(loaded)
     if name in reported or any(metric.matches(name) for key, metric in reported.items() if "{" in key):
         return None
     area = name.partition("/")[0]
     silent = [
         bound
-        for bound in _components(resolved)
+        for bound in _components(loaded)
         if bound.component.source != "built-in" and not bound.component.traits.metrics
     ]
     if silent and area not in {metric.partition("/")[0] for metric in metrics()}:
         return None
-    weights = {term.name: term.params["weight"] for term in resolved.all("loss")}
+    weights = {term.name: term.params["weight"] for term in loaded.all("loss")}
     if area == "loss" and weights.get(term := name.removeprefix("loss/")) == 0:
         return f'no step reports "{name}": the loss "{term}" has weight 0', f"set [{term}] weight above 0"
     return f'no step reports "{name}"', did_you_mean(name, sorted(reported), f"one of: {', '.join(reported)}")
 
 
-def result_problem(name: str, config: Config, resolved: Resolved) -> tuple[str, str] | None:
+def result_problem(name: str, loaded: LoadedConfig) -> tuple[str, str] | None:
     """Return (problem, fix) if neither an evaluation nor a step of this run reports a metric; otherwise None.
 
     Args:
         name: name in eval.jsonl, where that of an evaluation set or an environment may precede it, or in metrics.jsonl.
     """
+    config = loaded.config
     around, _, figure = name.rpartition("/")
     labels = {"", *mixed_labels(config), *(entry.name for entry in config.eval.sets)}
     # An evaluation set may measure pass@k and avg@k of other numbers than [eval].
@@ -68,31 +70,32 @@ def result_problem(name: str, config: Config, resolved: Resolved) -> tuple[str, 
         return None
     if around == "eval" and is_figure:
         return f'the results of a campaign have no "{name}"', f'write metric = "{figure}"'
-    problem = metric_problem(name, config, resolved)
+    problem = metric_problem(name, loaded)
     if problem is None or "/" in name:
         return problem
     figures = config.eval.figures()
     return f'no evaluation measures "{name}"', did_you_mean(name, figures, f"one of: {', '.join(figures)}")
 
 
-def _components(resolved: Resolved) -> Iterator[Bound]:
+def _components(loaded: LoadedConfig) -> Iterator[Bound]:
     """Yield the components that can report in a step: also the signals that others read."""
-    yield from (bound for bound in resolved.every() if bound.params.get("weight") != 0)
-    yield from (stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal")
+    yield from (bound for bound in loaded.slots.values() if bound.params.get("weight") != 0)
+    yield from (stage for stage in loaded.pipeline.graph if stage.kind == "signal")
 
 
-def _placeholders(config: Config, resolved: Resolved) -> dict[str, Collection[str]]:
+def _placeholders(loaded: LoadedConfig) -> dict[str, Collection[str]]:
     """Return the names that stand for {loss}, {reward}, {source} and {transform} in this run."""
     drops = (
         bound.name
-        for bound in resolved.all("transform")
+        for bound in loaded.all("transform")
         if is_correction(bound) and registry.transform.traits_of(bound.component).drops_only
     )
+    config = loaded.config
     of_environment = ["{reward}"] if config.environment.name or config.environments else []  # it names its own parts
     return {
-        "{loss}": [term.name for term in resolved.all("loss") if term.params["weight"] != 0],
-        "{reward}": [*(name for name, _ in reward_columns(resolved.all("reward"))), *of_environment],
-        "{source}": list(resolved.sources),
+        "{loss}": [term.name for term in loaded.all("loss") if term.params["weight"] != 0],
+        "{reward}": [*(name for name, _ in reward_columns(loaded.all("reward"))), *of_environment],
+        "{source}": list(loaded.sources),
         "{transform}": list(drops),
     }
 

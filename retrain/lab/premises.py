@@ -56,7 +56,7 @@ def planned(loaded: Any) -> dict[str, dict[str, Any]]:
     """
     # Conditions differ in credit alone, so that any of a task's configurations has its definition.
     tasks = {condition.task: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
-    components = {name: config.components.one("task").component for name, config in tasks.items() if name}
+    components = {name: config.one("task").component for name, config in tasks.items() if name}
     return {
         name: {
             "about": " ".join((component.target.__doc__ or "").partition("\n\n")[0].split()),
@@ -132,7 +132,7 @@ def sha256(config: LoadedConfig) -> str:
     seed 0 with their demonstrations, and 64 held-out problems. It includes neither the Python code nor the observations
     of an environment.
     """
-    bound = config.components.one("task")
+    bound = config.one("task")
     traits = registry.task.traits_of(bound.component)
     if not traits.premise:
         return ""

@@ -148,12 +148,12 @@ def _shuffled_chain(file: Path) -> list[str]:
 
     Corrections for the sampler stay behind it, because they belong to the tokens that were sampled.
     """
-    components = load(file).components
-    stages = components.stages()
-    chain = [transform.name for transform in components.all("transform")]
-    if not (stages.algorithm or stages.transforms):
+    loaded = load(file)
+    first, *transforms = loaded.credit
+    if first.kind == "advantage" and not transforms:
         return []
-    chain.insert(len(stages.transforms), PLACEBO)
+    chain = [transform.name for transform in loaded.all("transform")]
+    chain.insert(len(transforms), PLACEBO)
     return chain
 
 

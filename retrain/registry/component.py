@@ -16,9 +16,17 @@ from pydantic.errors import PydanticUserError
 
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
-from retrain.registry.traits import LossTraits, Traits, check_names
+from retrain.registry.traits import LossTraits, Traits, TransformTraits, check_names
 
 Contract = Literal["columns", "lists", "context"]
+PLAIN_READS: Mapping[str, tuple[str, ...]] = {
+    "lists": ("rewards", "group_ids"),
+    "context": (
+        *("rewards", "lengths", "correct", "group_ids", "input_ids", "response_mask"),
+        *("sampler_logprobs", "planning_mask", "sepa_lambda", "step"),
+    ),
+}
+"""Calling convention of a plain function -> the columns from which its arguments are made."""
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 T_co = TypeVar("T_co", bound=Traits, covariant=True)
@@ -91,10 +99,19 @@ class Component:
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """Names of the columns that it reads: the positional parameters of the function or of `__call__`."""
+        if self.contract in PLAIN_READS:
+            return PLAIN_READS[self.contract]
         if not inspect.isclass(self.target):
             return _positional(self.target)
         call: Any = vars(self.target).get("__call__") or getattr(self.target, "__call__", None)  # noqa: B004
         return _positional(call)[1:] if inspect.isfunction(call) else ()
+
+    @property
+    def writes(self) -> str:
+        """Name of the column that credit assignment stores its result in."""
+        if isinstance(self.traits, TransformTraits):
+            return self.traits.writes
+        return KINDS[self.kind].writes or self.name
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
@@ -187,7 +204,7 @@ class Component:
                 f"{self.kind} {self.name!r} needs {', '.join(missing)}, which a run does not have",
                 f"it can be built with: {', '.join(kind.parts) or 'keyword-only parameters'}",
             )
-        if kind.must_read and self.contract == "columns" and not self.reads:
+        if kind.must_read and not self.reads:
             raise ComponentError(f"{self.kind} {self.name!r} reads no column", "name the columns as parameters")
 
     def bind(self, params: Mapping[str, Any] | None = None) -> Bound:
@@ -216,8 +233,16 @@ class Bound:
         return self.component.name
 
     @property
+    def kind(self) -> str:
+        return self.component.kind
+
+    @property
     def reads(self) -> tuple[str, ...]:
         return self.component.reads
+
+    @property
+    def writes(self) -> str:
+        return self.component.writes
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -280,6 +305,7 @@ class Kind(Generic[P, T_co]):
         parts: names of the parts of the run with which its classes can be built.
         taken: reserved names; the run itself reports metrics named `kind/name`.
         must_read: components must read at least one column.
+        writes: column that credit assignment stores the result in; "" for the component's own name.
         is_generator: components must be generator functions.
         is_async: components may be coroutine functions.
     """
@@ -294,6 +320,7 @@ class Kind(Generic[P, T_co]):
     parts: tuple[str, ...] = ()
     taken: tuple[str, ...] = ()
     must_read: bool = False
+    writes: str = ""
     is_generator: bool = False
     is_async: bool = False
 

@@ -69,6 +69,7 @@ filter = _Kind(
     _traits.Traits,
     "Rows to train on: columns -> [N] bool, the same for a whole group.",
     ("algorithm", "filter"),
+    writes="keep",
     **_CREDIT,
 )
 uncertainty = _Kind(
@@ -76,6 +77,7 @@ uncertainty = _Kind(
     _traits.Traits,
     "Uncertainty of each sampled token: columns -> [N, T].",
     ("algorithm", "uncertainty_kind"),
+    writes="uncertainty",
     **_CREDIT,
 )
 advantage = _Kind(
@@ -85,6 +87,7 @@ advantage = _Kind(
     ("algorithm", "advantage_mode"),
     "advantage_params",
     plain="lists",
+    writes="episode",
     **_CREDIT,
 )
 transform = _Kind(
@@ -103,6 +106,7 @@ algorithm = _Kind(
     ("algorithm", "algorithm_mode"),
     "params",
     plain="context",
+    writes="advantages",
     **_CREDIT,
 )
 loss = _Kind(

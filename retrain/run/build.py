@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retrain import registry
-from retrain.config.resolve import LoadedConfig, division, labels, ratio_of, reward_columns
+from retrain.config.loaded_config import LoadedConfig, division, ratio_of, reward_columns
 from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
+from retrain.config.slots import labels
 from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
@@ -55,7 +56,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
         DataError: the data cannot be used.
         StorageError: the model cannot be read.
     """
-    config, components = loaded.config, loaded.components
+    config = loaded.config
     observe("phase", {"name": "loading the task and the model"})
     tasks = {
         name: config_of_set.task(config_of_set.config.training.seed)
@@ -63,7 +64,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
     }
     check_data(loaded, tasks)
     task = tasks[""]
-    if (curriculum := components.optional("curriculum")) is not None:
+    if (curriculum := loaded.optional("curriculum")) is not None:
         task: Task = curriculum.build({"seed": config.training.seed, "task": task})
     for _, error in unreadable_sources(loaded):
         raise error
@@ -77,7 +78,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
         continue_from: Continuations = resources["continue_from"]
         continue_from.begin(config, model, context.sampler, context.pool)
     context.row_sources = _row_sources(loaded, resources, observe)
-    bound = () if ranks.rank else components.all("tracker")
+    bound = () if ranks.rank else loaded.all("tracker")
     context.trackers = _trackers(bound, resources, observe)
     context.sets = {
         name: _measured(context, config_of_set, loaded, tasks[name]) for name, config_of_set in loaded.sets.items()
@@ -134,7 +135,7 @@ def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, ob
 
         sampler = for_continuous_sampling(sampler)
     observe("message", {"text": sampler.describe(), "level": "info"})
-    model, training, columns = trained.loaded, config.training, tuple(reward_columns(loaded.components.all("reward")))
+    model, training, columns = trained.loaded, config.training, tuple(reward_columns(loaded.all("reward")))
     device, mask = trained.policy.device, config.rollout.mask_truncated
     return RunContext(
         trained=trained,
@@ -152,7 +153,7 @@ def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, ob
 
 def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observer) -> TrainState:
     """Build the model and everything that training changes, without sampler, rewards and trackers."""
-    config, components = loaded.config, loaded.components
+    config = loaded.config
     device = choose_device(config.training.device)
     if ranks.size > 1 and ":" in config.training.device:
         raise ComponentError(
@@ -163,14 +164,14 @@ def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observ
     if policy.settings.rounds:
         text = "the weights are bfloat16 numbers, rounded at random after each step so that small updates count"
         observe("message", {"text": text, "level": "info"})
-    engine = components.optional("engine") or components.named("engine", choose_engine(policy.model)[0])
+    engine = loaded.optional("engine") or loaded.named("engine", choose_engine(policy.model)[0])
     assert engine is not None
     if config.rollout.ahead:
         check_engine(engine.component)
     # With overlap the batch is stale, even if the engine computes the trainer's own log-probs.
     exact = registry.engine.traits_of(engine.component).exact and not config.rollout.ahead
-    objective = components.objective(exact)
-    pipeline = components.pipeline_of(objective)
+    objective = loaded.objective(exact)
+    pipeline = loaded.pipeline_of(objective)
     resources = {
         "policy": policy,
         "model": policy.adapter or policy.model,  # with LoRA, sample from base plus adapter
@@ -190,7 +191,7 @@ def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observ
         loaded=model,
         policy=policy,
         engine=engine,
-        components=components,
+        plan=loaded,
         resources=resources,
         pipeline=pipeline,
         objective=objective,
@@ -199,7 +200,7 @@ def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observ
 
 def _row_sources(loaded: LoadedConfig, resources: Mapping[str, Any], observe: Observer) -> dict[str, RowSource]:
     """Build the row sources by name, each with the number of rows that it provides per step."""
-    bound = loaded.components.sources
+    bound = loaded.sources
     prompts, counts = division(loaded.config, [*map(ratio_of, bound.values())])
     shared = {**resources, "prompt_count": prompts, "observe": observe}
     return {
@@ -288,7 +289,7 @@ def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Rank
 
     Ranks on this machine share the cores, as do trainer and sampler when they work concurrently.
     """
-    asked, engine = loaded.config.training.threads, loaded.components.optional("engine")
+    asked, engine = loaded.config.training.threads, loaded.optional("engine")
     if asked not in ("auto", 0):
         return int(asked)
     if device.type != "cpu":
@@ -313,7 +314,7 @@ def build_env_pool(
     from retrain.run.before.environment_checks import launch
 
     size, most = max(1, config.environment.workers), config.reward_pool.max_failed
-    start = replace(launch(config, loaded.components), log=str(directory / "environment.log") if directory else "")
+    start = replace(launch(loaded), log=str(directory / "environment.log") if directory else "")
     pool = EnvPool(start, size, context=positions(model.model), max_failed=most)
     ranks.only_on_rank0(pool.start)
     return pool

@@ -158,7 +158,7 @@ def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:
     column = differs[0][0]
     kinds = ("advantage", "transform", "algorithm") if column == "advantages" else ()
     stages = [stage for stage in pipeline.graph if stage.writes == column or stage.kind in kinds]
-    suspects = [stage for stage in stages if stage.bound.component.source != "built-in"] or stages
+    suspects = [stage for stage in stages if stage.component.source != "built-in"] or stages
     culprit = " or ".join(f'{stage.kind} "{stage.name}"' for stage in suspects) or "the task"
     raise UserCodeError(
         f"{culprit} is not deterministic: {column} of step {batch.step} differs between ranks, which compute it from "

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from retrain.config.resolve import mixed_labels
+from retrain.config.slots import mixed_labels
 from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed

@@ -14,8 +14,8 @@ from retrain import registry
 from retrain.config.document import Document, show
 from retrain.config.foreign_values import ForeignValue, in_components, in_sections
 from retrain.config.load import LoadedConfig, validate
-from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
+from retrain.config.slots import AUTO
 from retrain.errors import ConfigError, ConfigProblem, EngineError, RetrainError, StorageError
 from retrain.protocols import ALONE
 from retrain.registry.foreign_code import FIX, refused
@@ -117,7 +117,7 @@ def _opening(loaded: LoadedConfig, observe: Observer) -> Generator[RunDirectory]
     try:
         yield directory
     except EngineError as error:
-        engine = loaded.components.optional("engine")
+        engine = loaded.optional("engine")
         if engine is not None and registry.engine.traits_of(engine.component).remote:
             raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
         raise

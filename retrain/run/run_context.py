@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from retrain.algorithms.graph.objective import Objective
     from retrain.algorithms.graph.pipeline import Pipeline
-    from retrain.config.resolve import Resolved
+    from retrain.config.loaded_config import LoadedConfig
     from retrain.config.schema import Config
     from retrain.environments.env_pool import EnvPool
     from retrain.registry import Bound
@@ -76,7 +76,7 @@ class TrainState:
         loaded: model and tokenizer, with the token ids that end a completion.
         policy: the model in training.
         engine: the engine that samples from the policy, not yet built.
-        components: the components of the configuration, with their parameters.
+        plan: the configuration with its components.
         resources: objects that a component may ask for, by name.
         pipeline: credit assignment, from rewards to advantages per token.
         objective: the loss that the update minimizes.
@@ -91,7 +91,7 @@ class TrainState:
     loaded: Loaded
     policy: TorchPolicy
     engine: Bound
-    components: Resolved
+    plan: LoadedConfig
     resources: Mapping[str, Any]
     pipeline: Pipeline
     objective: Objective

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retrain.config.resolve import LoadedConfig
+from retrain.config.loaded_config import LoadedConfig
 from retrain.errors import ConfigError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.report.run_summary import summary
@@ -117,7 +117,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
 
 def _hashes(loaded: LoadedConfig) -> dict[str, str]:
     """Return the hash of each module of the user's code, by name."""
-    every = (bound.component for config in (loaded, *loaded.sets.values()) for bound in config.components.every())
+    every = (bound.component for config in (loaded, *loaded.sets.values()) for bound in config.slots.values())
     if not (components_of_user := [component for component in every if component.source != "built-in"]):
         return {}
     from retrain.registry.sources import source_hashes
@@ -216,7 +216,7 @@ def _findings(context: RunContext, start: int) -> RunFindings | None:
         return None
     rows, evals = (read_rows(context.directory.path / f"{name}.jsonl") for name in ("metrics", "eval"))
     problems = map(context.task.problem, range(_PROMPTS)) if start == 0 and context.episode_source is None else ()
-    components = context.trained.components
+    components = context.trained.plan
     evidence = Evidence(
         config=context.config,
         rewards=components.all("reward"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from retrain.config.resolve import LoadedConfig
+from retrain.config.loaded_config import LoadedConfig
 from retrain.engines.vllm.server_process import ENGINE, command, weight_options
 from retrain.engines.vllm.server_process import serve as run_server
 from retrain.engines.vllm.vllm_options import by_itself, resolved
@@ -41,7 +41,7 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
         MissingExtraError: vLLM is not installed.
         EngineError: no port is free, or the server cannot be started or ended by itself.
     """
-    bound, config = loaded.components.named("engine", ENGINE), loaded.config
+    bound, config = loaded.named("engine", ENGINE), loaded.config
     assert bound is not None, "the engine is built in"
     bound.component.require_extra()
     import torch

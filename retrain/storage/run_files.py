@@ -29,28 +29,26 @@ _ALWAYS_CHANGEABLE = (
     "reward_pool.env",
 )
 """Configuration keys that may change when a run is resumed: they affect the weights by timing alone, or not at all."""
-_FORMER_KEYS: dict[str, tuple[str, ...]] = {
-    "rollout": ("top_p", "top_k", "drain_timeout_s"),
-    "checkpoint": ("on_save_error",),
-    "eval": ("store",),
-    "warmup": ("cache",),
-    "logging": ("metric_names",),
-    "rewards": ("network",),
-    "reward_pool": ("sandbox", "readable"),
-    "torch": ("graphs",),
-    **dict.fromkeys(("vllm", "vllm-server"), ("retries", "health_every_s")),
-}
-"""Table or component -> keys of earlier versions that did not affect the weights."""
-_FORMER_CONSTANTS: dict[str, dict[str, Any]] = {
-    "stop_when": {"rows": 1},
+_ANY = object()
+_FORMER_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "rollout": {"top_p": _ANY, "top_k": _ANY, "drain_timeout_s": _ANY},
+    "checkpoint": {"on_save_error": _ANY},
+    "eval": {"store": _ANY},
     "eval.sets": {"top_p": None, "top_k": None},
+    "stop_when": {"rows": 1},
+    "warmup": {"cache": _ANY},
+    "logging": {"metric_names": _ANY},
+    "rewards": {"network": _ANY},
+    "reward_pool": {"sandbox": _ANY, "readable": _ANY},
     "walks": {"p_astray": 0.6},
+    "torch": {"graphs": _ANY},
+    **{name: {"retries": _ANY, "health_every_s": _ANY} for name in ("vllm", "vllm-server")},
     "otb": {"zero_tail": True},
     "gtpo_paper": {"entropy_min": None, "entropy_max": None},
     "turn_returns": {"among": "reached"},
 }
-"""Table or component -> keys of earlier versions with the only value that this version computes. A run with another
-value trained something else, so its key is refused as unknown."""
+"""Table or component -> keys of earlier versions, each with the value that this version computes; `_ANY` if the key did
+not affect the weights. A run with another value trained something else, so its key is refused as unknown."""
 _Integer = Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)]
 _Number = Annotated[float, Field(strict=True)] | _Integer | None
 
@@ -164,13 +162,9 @@ def with_current_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         *((entry["name"], entry["params"]) for entry in named),
     ]
     for name, table in tables:
-        if not isinstance(table, dict):
-            continue
-        for key in _FORMER_KEYS.get(name, ()):
-            table.pop(key, None)
-        for key, constant in _FORMER_CONSTANTS.get(name, {}).items():
-            if key in table and table[key] == constant:
-                del table[key]
+        for key, value in _FORMER_KEYS.get(name, {}).items() if isinstance(table, dict) else ():
+            if value is _ANY or table.get(key, _ANY) == value:
+                table.pop(key, None)
     return current
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from retrain.config.binder import Binder
 from retrain.config.document import Document
 from retrain.config.mistakes import catalog, unknown_key
-from retrain.config.resolve import Slot
+from retrain.config.slots import Slot
 from retrain.errors import ConfigError
 from retrain.registry import Bound, Component, find, table_schema
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retrain.config.resolve import LoadedConfig, labels
+from retrain.config.loaded_config import LoadedConfig
+from retrain.config.slots import labels
 from retrain.environments.env_pool import EnvPool
 from retrain.environments.text_episode import ending, text_episode
 from retrain.errors import ConfigError
@@ -32,7 +33,7 @@ def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterat
         raise ConfigError.at(loaded.file, "[environment] name", problem, "set name")
     problem = loaded.task(config.training.seed).problem(number)
     seed = derive_seed(config.training.seed, "play", problem.id)
-    with EnvPool(launch(config, loaded.components)) as pool:
+    with EnvPool(launch(loaded)) as pool:
         yield plain_text(problem.prompt)
         for kind, text in text_episode(pool, problem.facts, seed, replies, config.training.max_tokens):
             yield text if kind == "environment" else f"[{kind} {text}]"

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from retrain.config.resolve import LoadedConfig
+from retrain.config.loaded_config import LoadedConfig
 from retrain.errors import DataError
 from retrain.protocols import Task
 from retrain.rewards.signatures import completion_item

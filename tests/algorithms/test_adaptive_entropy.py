@@ -79,7 +79,7 @@ def test_a_start_outside_the_bounds_is_refused(tmp_path):
     file = tmp_path / "run.toml"
     terms = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "adaptive_entropy"\n'
     file.write_text(terms + "[entropy_coefficient]\ninitial = 0.1\n")
-    assert load(file).components.pipeline.policy_columns == {"entropy"}
+    assert load(file).pipeline.policy_columns == {"entropy"}
     file.write_text(terms + "[entropy_coefficient]\ninitial = 2.0\n")
     with pytest.raises(ConfigError, match=r"run.toml:6:1: \[entropy_coefficient\] initial: .* not between min = 0"):
         load(file)

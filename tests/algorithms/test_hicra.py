@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.registry import find
 from tests.algorithms.conftest import call, make_batch, pad
 from tests.algorithms.transforms.test_token_stages import batches, columns, ragged
@@ -121,14 +121,10 @@ def example(lengths=(4, 1, 2, 3)):
 
 
 def pipeline(*chain):
-    stages = Stages(
-        advantage=find("advantage", "grpo").bind(),
-        transforms=tuple(find("transform", name).bind() for name in chain),
-        algorithm=None,
-        uncertainty=find("uncertainty", "surprisal").bind(),
-        filter=find("filter", "none").bind(),
-    )
-    return Pipeline.resolve(stages, lambda name: None, frozenset({"planning_mask", "sepa_lambda"}))
+    credit = [find("advantage", "grpo").bind(), *(find("transform", name).bind() for name in chain)]
+    signals = {"uncertainty": find("uncertainty", "surprisal").bind()}
+    given = frozenset({"planning_mask", "sepa_lambda"})
+    return Pipeline.resolve(credit, find("filter", "none").bind(), signals.get, given=given)
 
 
 def test_credit_asks_for_the_policys_entropy_and_never_compounds():

@@ -57,7 +57,7 @@ def test_the_last_of_two_overrides_counts(tmp_path):
 def test_aliases_reach_the_table_that_reads_them(tmp_path):
     loaded = load(write(tmp_path, '[training]\nlr = 3e-4\n[hicra]\nstrategic_grams = "wait, so"\n'))
     assert loaded.config.optimizer.lr == 3e-4
-    assert loaded.components.signal("planning_mask").params["strategic_grams"] == "wait, so"
+    assert loaded.signal("planning_mask").params["strategic_grams"] == "wait, so"
 
 
 def test_a_mistake_below_an_unwritten_table_is_shown_at_the_nearest_one(tmp_path):

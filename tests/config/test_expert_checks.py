@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrain.config.resolve import division
+from retrain.config.loaded_config import division
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.run.before.explain import explain
@@ -47,5 +47,5 @@ def test_the_expert_may_have_a_reduction_of_its_own(loaded, tmp_path):
     assert (found.line, found.key) == (8, "[mix] sft_reduction")
     assert found.fix == 'did you mean "sequence_mean"?'
     (tmp_path / "halved.py").write_text("def mean(mask):\n    return mask / (2 * mask.sum())\n")
-    assert loaded(expert + '"halved.mean"\n').components.all("reduction")[-1].name == "halved.mean"
+    assert loaded(expert + '"halved.mean"\n').all("reduction")[-1].name == "halved.mean"
     assert problem(loaded, expert + "3\n").problem == "must be a string in quotes, not 3"

@@ -24,8 +24,8 @@ def test_every_shipped_configuration_is_valid(file, monkeypatch):
 def test_an_empty_file_is_the_default_run(loaded):
     result = loaded("")
     assert result.config.training.group_size == 8
-    assert [bound.name for bound in result.components.all("loss")] == ["ppo_clip", "kl", "entropy"]
-    assert result.components.optional("engine") is None
+    assert [bound.name for bound in result.all("loss")] == ["ppo_clip", "kl", "entropy"]
+    assert result.optional("engine") is None
     assert result.warnings == ()
     assert result.name == "run"
 
@@ -86,7 +86,7 @@ transform_params = {{gain = 2.0, shift = 0.5}}
 [own_table_{plugin}]
 scale = 3.0
 """
-    components = loaded(text).components
+    components = loaded(text)
     assert [dict(bound.params) for bound in components.all("transform")] == [
         {"beta": 0.1, "per": "episode"},
         {"gain": 2.0},
@@ -99,20 +99,20 @@ def test_parameters_come_from_the_table_and_then_from_the_entry(loaded):
     text = (
         '[format]\npattern = "a"\n[[rewards]]\nname = "format"\n[[rewards]]\nname = "format"\nparams = {pattern = "b"}'
     )
-    rewards = loaded(text).components.all("reward")
+    rewards = loaded(text).all("reward")
     assert [bound.params["pattern"] for bound in rewards] == ["a", "b"]
 
 
 def test_a_loss_has_the_weight_of_its_entry_or_of_its_table_or_its_default(loaded):
     terms = '[[loss]]\nname = "ppo_clip"\nweight = 2.0\n[[loss]]\nname = "kl"\n[[loss]]\nname = "entropy"'
     text = f"[kl]\nweight = 0.5\n{terms}"
-    losses = loaded(text).components.all("loss")
+    losses = loaded(text).all("loss")
     assert [bound.params["weight"] for bound in losses] == [2.0, 0.5, 0.0]
 
 
 def test_documented_chains_expand_to_their_stages(loaded):
     def chain(mode):
-        return [bound.name for bound in loaded(f"[algorithm]\ntransform_mode = {mode}").components.all("transform")]
+        return [bound.name for bound in loaded(f"[algorithm]\ntransform_mode = {mode}").all("transform")]
 
     assert chain('"none"') == []
     assert chain('"gtpo"') == ["gtpo"]
@@ -124,9 +124,9 @@ def test_documented_chains_expand_to_their_stages(loaded):
 def test_a_sampler_that_is_not_the_trainer_is_corrected_once(loaded):
     def names(text, exact):
         """(stages before the update, corrections in it)"""
-        components = loaded(text).components
+        components = loaded(text)
         corrections = [one.name for one in components.objective(exact).corrections]
-        return [one.name for one in components.stages().transforms], corrections
+        return [stage.name for stage in components.credit[1:]], corrections
 
     assert names("", exact=True) == ([], [])
     assert names("", exact=False) == ([], ["tis"])
@@ -185,7 +185,7 @@ def installed(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("installed")
 def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(loaded, kind, name, table):
     config = loaded(f'[algorithm]\n{kind}_mode = "{name}"\n[{table}]\nknob = 2.0\n')
-    bound = config.components.one(kind)
+    bound = config.one(kind)
     assert (bound.name, bound.component.source) == (name, "entry point")
     assert bound.params == {"knob": 2.0}
     assert not config.unread
@@ -201,7 +201,7 @@ def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(loa
 )
 def test_a_correction_that_drops_tokens_stands_beside_one_that_weighs(loaded, chain, loss, expected):
     text = f'[algorithm]\ntransform_mode = {chain}\n[rollout]\noverlap = 1\n[[loss]]\nname = "{loss}"\n'
-    assert [stage.name for stage in loaded(text).components.objective(exact=False).corrections] == expected
+    assert [stage.name for stage in loaded(text).objective(exact=False).corrections] == expected
 
 
 def test_only_engines_that_say_so_sample_beside_the_trainer():

@@ -4,7 +4,7 @@ import json
 
 
 def planning(result):
-    return dict(result.components.signal("planning_mask").params)
+    return dict(result.signal("planning_mask").params)
 
 
 def test_every_documented_key_is_accepted_in_hicra_and_reaches_its_reader(loaded, tmp_path):
@@ -24,7 +24,7 @@ log_semantic_entropy = false
 log_planning_token_ratio = false
 """
     )
-    (transform,) = result.components.all("transform")
+    (transform,) = result.all("transform")
     assert dict(transform.params) == {
         "alpha": 0.3,
         "entropy_topk": 0.4,

@@ -22,12 +22,9 @@ MINE = '[algorithm]\nadvantage_mode = "maxrl"\ntransform_mode = "gtpo"\n[gtpo]\n
 
 def method(loaded):
     """Advantage, transforms, and the parameters that the layers of these tests set."""
-    bound = loaded.components.bound
-    clip = next(term for term in bound["loss"] if term.name == "ppo_clip").params
-    gtpo = next(
-        (transform.params["beta"] for transform in bound.get("transform", ()) if transform.name == "gtpo"), None
-    )
-    return loaded.components.method(), clip["eps_high"], gtpo
+    clip = next(term for term in loaded.all("loss") if term.name == "ppo_clip").params
+    gtpo = next((transform.params["beta"] for transform in loaded.all("transform") if transform.name == "gtpo"), None)
+    return loaded.method(), clip["eps_high"], gtpo
 
 
 @pytest.fixture
@@ -108,7 +105,7 @@ def trained(file, overrides=()):
     kinds = ("algorithm", "advantage", "transform", "loss")
     return [
         (label, [[kind, part["name"], part["params"]] for kind in kinds for part in parts.get(kind, [])])
-        for label, parts in ((label, config.components.described()) for label, config in pairs)
+        for label, parts in ((label, config.resolved()["components"]) for label, config in pairs)
     ]
 
 

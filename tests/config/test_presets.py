@@ -58,13 +58,14 @@ def test_a_preset_expands_to_its_keys_and_no_warning(name, run):
             assert [entry["name"] for entry in resolved[section]] == [entry["name"] for entry in table]
         else:
             assert {key: resolved[section][key] for key in table} == table
-    assert loaded.components.optional("algorithm") is None
+    assert loaded.optional("algorithm") is None
     assert resolved["algorithm"]["algorithm_mode"] == name
 
 
 def test_dapo_is_what_the_paper_names(run):
     loaded = run(using("dapo"))
-    found = {kind: {one.name: one.params for one in bound} for kind, bound in loaded.components.bound.items()}
+    components = loaded.resolved()["components"]
+    found = {kind: {entry["name"]: entry["params"] for entry in entries} for kind, entries in components.items()}
     assert found["loss"]["ppo_clip"]["eps_low"] == 0.2
     assert found["loss"]["ppo_clip"]["eps_high"] == 0.28
     assert found["loss"]["kl"]["weight"] == 0
@@ -74,8 +75,8 @@ def test_dapo_is_what_the_paper_names(run):
 
 
 def test_prime_literal_is_prime_without_normalization(run):
-    components = [run(using(name)).components for name in ("prime", "prime_literal")]
-    plain, literal = (one.described() for one in components)
+    components = [run(using(name)) for name in ("prime", "prime_literal")]
+    plain, literal = (one.resolved()["components"] for one in components)
     plain_model, model = (one.signal("process_rewards").params for one in components)
     assert model == {**plain_model, "every": "epoch"}
     assert [one["name"] for one in literal["transform"]] == ["process_rloo"]
@@ -87,11 +88,11 @@ def test_prime_literal_is_prime_without_normalization(run):
 def test_keys_of_the_file_and_of_the_command_line_win_and_lists_replace_lists(run):
     text = '[ppo_clip]\neps_high = 0.3\n[[loss]]\nname = "cispo"\n[[loss]]\nname = "ppo_clip"\nweight = 0.5\n'
     loaded = run(using("dapo", text), "rollout.max_resample=2", "algorithm.advantage_mode=grpo")
-    assert [bound.name for bound in loaded.components.all("loss")] == ["cispo", "ppo_clip"]
-    clip = loaded.components.all("loss")[1].params
+    assert [bound.name for bound in loaded.all("loss")] == ["cispo", "ppo_clip"]
+    clip = loaded.all("loss")[1].params
     assert (clip["eps_low"], clip["eps_high"], clip["weight"]) == (0.2, 0.3, 0.5)
     assert loaded.config.rollout.max_resample == 2
-    assert loaded.components.one("advantage").name == "grpo"
+    assert loaded.one("advantage").name == "grpo"
     assert loaded.preset is not None
     assert loaded.preset.overridden == {
         "[algorithm] advantage_mode": "--set algorithm.advantage_mode=grpo",
@@ -114,7 +115,7 @@ def test_a_file_of_the_users_own_is_a_preset_relative_to_the_file_that_names_it(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "clip.toml").write_text(MINE)
     loaded = run(using("mine/clip.toml", "[training]\nminibatches = 4\n"))
-    assert loaded.components.all("loss")[0].params["eps_high"] == 0.3
+    assert loaded.all("loss")[0].params["eps_high"] == 0.3
     assert loaded.config.training.minibatches == 4
     assert [one.problem for one in loaded.warnings] == ['replaces 2 of preset "mine/clip.toml"']
     assert loaded.config.algorithm.algorithm_mode is None, "it is expanded"
@@ -126,13 +127,13 @@ def test_a_file_of_the_users_own_is_a_preset_relative_to_the_file_that_names_it(
 
 def test_a_list_in_a_line_of_its_own_is_kept_as_it_is(run):
     loaded = run('rewards = [{ name = "number" }]\n' + using("dapo"))
-    assert [bound.name for bound in loaded.components.all("reward")] == ["number"]
+    assert [bound.name for bound in loaded.all("reward")] == ["number"]
 
 
 def test_an_algorithm_of_the_users_still_replaces_the_chain(run):
     loaded = run(using("plugins.my_algorithm.my_algorithm"))
     assert loaded.preset is None
-    assert loaded.components.optional("algorithm") is not None
+    assert loaded.optional("algorithm") is not None
 
 
 def test_explain_shows_the_expansion_and_what_was_overridden(run):

@@ -24,8 +24,8 @@ def test_one_table_serves_the_servers_and_the_run(tmp_path):
     lines = ("[vllm]", 'urls = ["http://127.0.0.1:8000", "http://localhost:8001/"]', "max_model_len = 512")
     loaded = problems(tmp_path, SERVER, *lines)
     assert loaded.warnings == ()
-    assert loaded.components.one("engine").params["urls"] == ["http://127.0.0.1:8000", "http://localhost:8001/"]
-    assert loaded.components.named("engine", "vllm").params["max_model_len"] == 512
+    assert loaded.one("engine").params["urls"] == ["http://127.0.0.1:8000", "http://localhost:8001/"]
+    assert loaded.named("engine", "vllm").params["max_model_len"] == 512
 
 
 NO_ADDRESSES = (

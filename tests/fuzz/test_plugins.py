@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retrain.algorithms.graph.objective import Objective
-from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Component, bind
 from retrain.types import Problem
@@ -81,17 +81,15 @@ def use(kind, function, contract="columns"):
         logprobs = given.sampler_logprobs.clone().requires_grad_()
         columns = {name: given.column(name) for name in objective.reads} | {"logprobs": logprobs}
         return step.of(columns, step.weights)
-    stages = {
-        "advantage": bind("advantage", "grpo"),
-        "transforms": (mine,) if kind == "transform" else (),
-        "algorithm": None,
-        "uncertainty": bind("uncertainty", "surprisal"),
-        "filter": bind("filter", "none"),
-        "observed": ("uncertainty", "mine") if kind == "signal" else ("uncertainty",),
-    }
-    stages |= {kind: mine} if kind in stages else {}
-    known = frozenset({"planning_mask", "sepa_lambda"})
-    pipeline = Pipeline.resolve(Stages(**stages), lambda name: mine if name == "mine" else None, known)
+    first = mine if kind in ("advantage", "algorithm") else bind("advantage", "grpo")
+    signals = {"uncertainty": mine if kind == "uncertainty" else bind("uncertainty", "surprisal"), "mine": mine}
+    pipeline = Pipeline.resolve(
+        [first, mine] if kind == "transform" else [first],
+        mine if kind == "filter" else bind("filter", "none"),
+        signals.get,
+        observed=("uncertainty", "mine") if kind == "signal" else ("uncertainty",),
+        given=frozenset({"planning_mask", "sepa_lambda"}),
+    )
     pipeline.build({})
     pipeline.before(given)
     credited, _ = pipeline.credit(given)

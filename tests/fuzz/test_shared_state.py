@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from retrain.algorithms.graph.column_graph import Stage
 from retrain.algorithms.graph.pipeline import check_result
 from retrain.errors import UserCodeError
 from retrain.registry import Component
@@ -73,9 +72,8 @@ def test_an_advantage_that_float32_does_not_hold_is_refused():
     assert "not a finite number of float32" in refused("advantage", lambda rewards: [1e39] * len(rewards), "lists")
     single = batch().replace(rewards=batch().rewards.float())
     mine = Component("advantage", "mine", lambda rewards: rewards.double() + 1e39, "mine", source="dotted path").bind()
-    stage = Stage("mine", "advantage", ("rewards",), "advantages", mine)
     with pytest.raises(UserCodeError, match=r"NaN or infinite .*; the group's rewards: [\d.]+, "):
-        check_result(Call("advantage", "mine"), stage, mine(single.rewards), vars(single))
+        check_result(Call("advantage", "mine"), mine, mine(single.rewards), vars(single))
 
 
 PROMPTS = {

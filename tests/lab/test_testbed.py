@@ -66,7 +66,7 @@ def test_the_shipped_method_finds_phrases_in_the_testbeds_tasks(tmp_path):
     file.write_text(testbed.card_toml(method, None, ["planning", "decoy"], 3, None))
     for config in load_campaign(file).configs:
         if config.config.algorithm.transform_mode == "hicra":
-            grams = read_grams(config.components.signal("planning_mask").arguments["strategic_grams"], None)
+            grams = read_grams(config.signal("planning_mask").arguments["strategic_grams"], None)
             task = config.task(0)
             assert any(gram in (task.problem(number).solution or "") for gram in grams for number in range(8))
 
@@ -83,7 +83,7 @@ def test_controls_and_a_claim(method, tmp_path):
     assert (loaded.settings.primary, loaded.settings.claim) == ("mine", "rare")
     assert list(loaded.settings.controls) == controls
     assert loaded.control_of == {"mine shuffled": "mine"}
-    mine, placebo = (loaded.configs[labels.index(label)].components.method() for label in ("mine", "mine shuffled"))
+    mine, placebo = (loaded.configs[labels.index(label)].method() for label in ("mine", "mine shuffled"))
     assert placebo == mine.replace("hicra", "hicra > shuffled")
 
 
@@ -119,9 +119,7 @@ def test_the_placebo_of_a_method_is_its_own_credit_shuffled(keys, credit, method
     file = tmp_path / "testbed.toml"
     file.write_text(testbed.card_toml(method, None, ["planning"], 3, None, controls=True))
     loaded = load_campaign(file)
-    found = {
-        one.method: config.components.method() for one, config in zip(loaded.conditions, loaded.configs, strict=True)
-    }
+    found = {one.method: config.method() for one, config in zip(loaded.conditions, loaded.configs, strict=True)}
     assert ("mine shuffled" in found) is (credit is not None)
     if credit is not None:
         assert found["mine shuffled"] == f"{credit}, loss ppo_clip"

@@ -69,7 +69,7 @@ def test_a_hint_is_the_first_other_success_of_the_group(parts):
     rewards[[1, 2, 5]] = 1.0  # group 0: rows 1 and 2; group 1: row 5 alone; group 2: none
     batch = batch.replace(rewards=rewards)
     signal = parts.trained.pipeline.stateful["teacher_logprobs"]
-    bound = next(stage for stage in parts.trained.pipeline.graph if stage.writes == "teacher_logprobs").bound
+    bound = next(stage for stage in parts.trained.pipeline.graph if stage.writes == "teacher_logprobs")
     found, metrics = signal(*(batch.column(name) for name in bound.reads))
     shown = {0: 1, 1: 2, 2: 1, 3: 1, 4: 5, 6: 5, 7: 5}
     for row in range(len(rewards)):

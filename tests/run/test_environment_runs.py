@@ -99,7 +99,7 @@ def test_an_environment_for_another_interpreter_is_not_imported_here(toml, tmp_p
     (tmp_path / "not_yet_there.py").write_text("")
     settings = [f'plugins.search_paths=["{tmp_path}"]', 'environment.name="elsewhere.game"', "guess={}"]
     loaded = load(toml, [*settings, f'environment.python="{sys.executable}"'])
-    assert loaded.components.optional("environment") is None
+    assert loaded.optional("environment") is None
     loaded = load(toml, [*settings, f'environment.python="{sys.executable}"', "environment.params.depth=1"])
     with pytest.raises(ConfigError, match="depth: missing or unknown"):
         check_data(loaded)

@@ -88,7 +88,7 @@ def test_a_table_that_a_set_alone_reads_is_read(sets):
     sets.write_text(sets.read_text() + '\n[jsonl]\npath = "rows.jsonl"\nid_field = "key"\n')
     loaded = load(sets)
     assert [*loaded.sets] == ["file", "cold"]
-    params = loaded.sets["file"].components.one("task").params
+    params = loaded.sets["file"].one("task").params
     assert (params["heldout_fraction"], params["id_field"]) == (1.0, "key")
     assert (params["path"], params["answer_field"]) == ("rows.jsonl", "answer")
-    assert loaded.sets["cold"].components.one("task").name == "addition"
+    assert loaded.sets["cold"].one("task").name == "addition"

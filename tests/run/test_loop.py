@@ -10,7 +10,8 @@ from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
 
-def test_a_run_writes_every_row_and_a_model_that_loads(train):
+def test_a_run_writes_every_row_and_a_model_that_loads(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "cache"))  # empty, so that the warm start is computed
     events = []
     run = train(observe=lambda event, details: events.append(event))
     metrics, evals = rows(run / "metrics.jsonl"), rows(run / "eval.jsonl")

@@ -66,5 +66,5 @@ def test_a_person_plays_whichever_a_problem_belongs_to(toml):
 
 def test_a_table_holds_for_every_entry_of_its_component(toml):
     toml.write_text(RUN.replace("guesses = 4, ", "") + "\n[guess]\nguesses = 5\n")
-    bound = load(toml).components.all("environment")
+    bound = load(toml).all("environment")
     assert [one.params.get("guesses") for one in bound] == [5, None]

@@ -63,7 +63,7 @@ def test_a_recipe_of_a_paper_trains_and_evaluates(name, figures, advantage, fold
     )
     (folder / f"{name}.toml").write_text(re.sub(r"\nproblems = [1-9]\d*", "\nproblems = 2", text))
     loaded = load(folder / f"{name}.toml", SMALL)
-    assert loaded.components.one("advantage").name == advantage
+    assert loaded.one("advantage").name == advantage
     done = run(loaded, Resume(), lambda *_: None)
     assert figures <= rows(done / "eval.jsonl")[-1].keys()
     assert rows(done / "metrics.jsonl")[-1]["step"] == 0

@@ -71,7 +71,7 @@ def test_a_recipe_and_its_preset_resolve_to_the_same_components(file, tmp_path):
 
 def credit_of(loaded):
     """Components from rewards to loss with their parameters, without loss terms that are switched off."""
-    described = loaded.components.described()
+    described = loaded.resolved()["components"]
     return {kind: [one for one in described.get(kind, []) if one["params"].get("weight") != 0] for kind in CREDIT}
 
 
@@ -134,7 +134,7 @@ def test_a_base_of_4_bits_fits_one_gpu_of_80_gb_by_the_estimate(tmp_path):
 
 def test_the_length_penalty_fits_the_budget():
     loaded = load(ROOT / "configs" / "gpu" / "grpo_lp.toml", NO_VLLM)
-    gamma = loaded.components.one("advantage").params["gamma"]
+    gamma = loaded.one("advantage").params["gamma"]
     assert gamma * loaded.config.training.max_tokens < 1 <= 1e-3 * 2048
 
 
@@ -161,7 +161,7 @@ def trained(loaded):
     folder = run(loaded, Resume(), lambda event, details: None)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     names = {name for row in rows for name in row} - {"step"}
-    assert [name for name in names if metric_problem(name, loaded.config, loaded.components)] == []
+    assert [name for name in names if metric_problem(name, loaded)] == []
     return rows
 
 

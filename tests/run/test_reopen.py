@@ -126,6 +126,6 @@ def test_every_recipe_opens_without_its_credit(tmp_path):
         (tmp_path / "config.resolved.json").write_text(json.dumps(load(recipe).resolved()))
         for parts, unused in UNUSED.items():
             loaded = stored(tmp_path, ["rollout.engine=auto"] if parts == "weights" else [], False, unused)
-            assert loaded.components.one("advantage").name == "grpo"
+            assert loaded.one("advantage").name == "grpo"
             opened += 1
     assert opened > 100

@@ -3,59 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from retrain.errors import ComponentError, did_you_mean
-from retrain.registry import Bound, names, transform
+from retrain.registry import Bound, names
 from retrain.types import POLICY_COLUMNS
 
-_WRITES = {"advantage": "episode", "filter": "keep"}
-LISTS_READS = ("rewards", "group_ids")
-"""Columns of a plain function of rewards."""
-CONTEXT_READS = (
-    "rewards",
-    "lengths",
-    "correct",
-    "group_ids",
-    "input_ids",
-    "response_mask",
-    "sampler_logprobs",
-    "planning_mask",
-    "sepa_lambda",
-    "step",
-)
-"""Columns of a plain function of a `TransformContext`."""
+SignalLookup = Callable[[str], Bound | None]
+"""Name of a column -> the signal, or the uncertainty, that computes it; None if there is none."""
 CONTEXT_PARAMETERS = {"gtpo_beta": ("gtpo", "beta"), "hicra_alpha": ("hicra", "alpha")}
 """Fields of TransformContext that contain a parameter of another transform: {field: (transform, parameter)}."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A node of the graph: a component, the columns that it reads, and the column that it writes."""
-
-    name: str
-    kind: str
-    reads: tuple[str, ...]
-    writes: str
-    bound: Bound
-
-
-def plan(
-    order: Sequence[Bound | str], uncertainty: Bound, signal: Callable[[str], Bound | None], available: frozenset[str]
-) -> list[Stage]:
+def plan(order: Sequence[Bound | str], signal: SignalLookup, available: frozenset[str]) -> list[Bound]:
     """Return the stages in order; each signal comes just before the first stage that reads it.
 
     Args:
         order: components, and names of columns that must exist at that point.
-        uncertainty: the component that computes the column `uncertainty`.
-        signal: returns the bound signal of a name, or None.
+        signal: see `SignalLookup`.
         available: columns that exist from the start.
     Raises:
         ComponentError: nothing provides a column, columns need each other, or a stage's result is not used.
     """
     # One forward pass of the policy computes all of its columns, so no stage has to provide them.
-    planner = _Planner(uncertainty, signal, set(available | POLICY_COLUMNS))
+    planner = _Planner(signal, set(available | POLICY_COLUMNS))
     for component in order:
         if isinstance(component, str):
             planner.provide(component, ())
@@ -72,29 +43,29 @@ def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
     Args:
         transform: returns the bound transform of a name, or None.
     """
-    bound = {field: (transform(name), key) for field, (name, key) in CONTEXT_PARAMETERS.items()}
-    return {field: stage.params[key] for field, (stage, key) in bound.items() if stage}
+    stages = {field: (transform(name), key) for field, (name, key) in CONTEXT_PARAMETERS.items()}
+    return {field: stage.params[key] for field, (stage, key) in stages.items() if stage}
 
 
-def contributing(graph: Sequence[Stage], wanted: Collection[str] = ("advantages",)) -> list[Stage]:
+def contributing(graph: Sequence[Bound], wanted: Collection[str] = ("advantages",)) -> list[Bound]:
     """Return the stages, in order, on which the final values of the wanted columns depend.
 
     An advantage does not contribute if a transform replaces it. A filter does not contribute to any column.
     """
     needed = set(wanted)
-    stages = list[Stage]()
+    stages: list[Bound] = []
     for stage in reversed(graph):
         # An advantage writes `episode`, and the pipeline spreads it over the tokens.
         written = {stage.writes, "advantages"} if stage.kind in ("advantage", "algorithm") else {stage.writes}
         if stage.kind != "filter" and written & needed:
             stages.append(stage)
-            context = stage.bound.component.contract == "context"  # it receives the episode's advantages
+            context = stage.component.contract == "context"  # it receives the episode's advantages
             # Backwards: what an earlier stage wrote under these names is replaced here.
             needed = (needed - written) | {*stage.reads, *(("advantages",) if context else ())}
     return stages[::-1]
 
 
-def _check_used(graph: Sequence[Stage]) -> None:
+def _check_used(graph: Sequence[Bound]) -> None:
     """Check that a later stage reads every column that a transform writes, except advantages."""
     for index, stage in enumerate(graph):
         read_later = {name for other in graph[index + 1 :] for name in other.reads}
@@ -105,33 +76,29 @@ def _check_used(graph: Sequence[Stage]) -> None:
             )
 
 
-def _check_states(graph: Sequence[Stage]) -> None:
+def _check_states(graph: Sequence[Bound]) -> None:
     """Check that stages with state have different names, because checkpoints store states by name."""
-    names = [stage.name for stage in graph if stage.bound.component.stateful]
+    names = [stage.name for stage in graph if stage.component.stateful]
     for name in names:
         if names.count(name) > 1:
             raise ComponentError(f'two stages with state have the name "{name}"', "use it once, or rename one")
 
 
 class _Planner:
-    def __init__(self, uncertainty: Bound, signal: Callable[[str], Bound | None], available: set[str]) -> None:
-        self.graph: list[Stage] = []
-        self._uncertainty, self._signal, self._provided = uncertainty, signal, available
+    def __init__(self, signal: SignalLookup, available: set[str]) -> None:
+        self.graph: list[Bound] = []
+        self._signal = signal
+        self._provided = available
 
-    def add(self, bound: Bound) -> None:
-        reads = _reads(bound)
-        for column in reads:
-            self.provide(column, (bound.name,))
-        kind = bound.component.kind
-        if kind == "transform":  # the only kind that chooses the column that it writes
-            writes = transform.traits_of(bound.component).writes
+    def add(self, stage: Bound) -> None:
+        for column in stage.reads:
+            self.provide(column, (stage.name,))
+        if stage.kind == "transform":  # the only kind that chooses the column that it writes
             # A transform that reads neither starts anew, which is fine only at the beginning.
-            if writes == "advantages" and not {"advantages", "episode"} & {*reads}:
-                self._check_first(bound)
-            self._provided.add(writes)
-        else:
-            writes = _WRITES.get(kind, "advantages")
-        self.graph.append(Stage(bound.name, kind, reads, writes, bound))
+            if stage.writes == "advantages" and not {"advantages", "episode"} & {*stage.reads}:
+                self._check_first(stage)
+            self._provided.add(stage.writes)
+        self.graph.append(stage)
 
     def provide(self, column: str, readers: tuple[str, ...]) -> None:
         if column in self._provided:
@@ -139,14 +106,13 @@ class _Planner:
         # `readers` is the path from the first reader to here; a column on it waits for itself.
         if column in readers:
             raise ComponentError(f"columns need each other: {' -> '.join((*readers, column))}", "break the cycle")
-        bound = self._uncertainty if column == "uncertainty" else self._signal(column)
-        if bound is None:
+        stage = self._signal(column)
+        if stage is None:
             raise ComponentError(*self._unknown(column, readers))
-        reads = _reads(bound)
-        for needed in reads:
+        for needed in stage.reads:
             self.provide(needed, (*readers, column))
         self._provided.add(column)
-        self.graph.append(Stage(bound.name, bound.component.kind, reads, column, bound))
+        self.graph.append(stage)
 
     def _unknown(self, column: str, readers: tuple[str, ...]) -> tuple[str, str]:
         reader = f'"{readers[-1]}" reads' if readers else "the run needs"
@@ -154,19 +120,14 @@ class _Planner:
         fix = did_you_mean(column, columns, f"write a signal of that name; known: {', '.join(columns)}")
         return f'{reader} column "{column}", which nothing provides', fix
 
-    def _check_first(self, bound: Bound) -> None:
+    def _check_first(self, transform: Bound) -> None:
         """Reject a transform that ignores the advantages after stages that gave each token its own."""
         lost = [stage.name for stage in self.graph if stage.writes == "advantages"]
         if lost:
-            context = bound.component.contract == "context"
+            context = transform.component.contract == "context"
             reason = "takes a context" if context else "replaces the advantages"
             fix = ", or decorate it with @transform to read `advantages`" if context else ""
             raise ComponentError(
-                f'"{bound.name}" {reason}, so it would undo {", ".join(lost)}',
+                f'"{transform.name}" {reason}, so it would undo {", ".join(lost)}',
                 f"put it first, or keep one of them{fix}",
             )
-
-
-def _reads(bound: Bound) -> tuple[str, ...]:
-    contract = bound.component.contract
-    return bound.reads if contract == "columns" else LISTS_READS if contract == "lists" else CONTEXT_READS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.algorithms.graph.column_graph import CONTEXT_PARAMETERS
-from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.algorithms.planning.planning_mask import advantage_split, planning_ratio
 from retrain.algorithms.sepa import entropy_metrics
 from retrain.algorithms.transforms.token_stages import transform_chain
@@ -71,17 +71,12 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, with 
     if not rewards_G:
         return ComposedAdvantages([], {}, {})
     hyper = {"gtpo_beta": gtpo_beta, "hicra_alpha": hicra_alpha}
-    stages = Stages(
-        advantage=bind("advantage", advantage_mode, advantage_params),
-        transforms=_transforms(transform_chain(transform_mode), hyper, transform_params or {}),
-        algorithm=None,
-        uncertainty=bind("uncertainty", uncertainty_kind),
-        # The caller gets a list for each of its completions.
-        filter=bind("filter", "none"),
-        observed=("uncertainty",),
-        hyper=hyper,
-    )
-    return _composed(_pipeline(stages), _batch(*rows).replace(step=step, sepa_lambda=sepa_lambda))
+    credit = [
+        bind("advantage", advantage_mode, advantage_params),
+        *_transforms(transform_chain(transform_mode), hyper, transform_params or {}),
+    ]
+    pipeline = _pipeline(credit, bind("uncertainty", uncertainty_kind), hyper)
+    return _composed(pipeline, _batch(*rows).replace(step=step, sepa_lambda=sepa_lambda))
 
 
 def _composed(pipeline: Pipeline, batch: Batch) -> ComposedAdvantages:
@@ -109,11 +104,17 @@ def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> N
             raise ValueError(f"planning_masks_G[{i}] has {len(flags)} entries for {len(row)} log-probs")
 
 
-def _pipeline(stages: Stages) -> Pipeline:
+def _pipeline(credit: Sequence[Bound], uncertainty: Bound, hyper: Mapping[str, Any]) -> Pipeline:
     """Resolve the pipeline; ComponentError if a stage reads a column that only a policy can compute."""
-    # Log-probs are the sampler's, so they are those of the old policy, too.
-    given = frozenset({"planning_mask", "sepa_lambda", "old_logprobs"})
-    pipeline = Pipeline.resolve(stages, lambda name: None, given)
+    pipeline = Pipeline.resolve(
+        credit,
+        bind("filter", "none"),  # the caller gets a list for each of its completions
+        {"uncertainty": uncertainty}.get,
+        observed=("uncertainty",),
+        hyper=hyper,
+        # Log-probs are the sampler's, so they are those of the old policy, too.
+        given=frozenset({"planning_mask", "sepa_lambda", "old_logprobs"}),
+    )
     for stage in pipeline.graph:
         if missing := sorted(pipeline.policy_columns.intersection(stage.reads)):
             raise ComponentError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from retrain.algorithms.graph.column_graph import Stage
+from retrain.algorithms.graph.column_graph import SignalLookup
 from retrain.algorithms.graph.pipeline import check_result
 from retrain.errors import ComponentError
 from retrain.registry import Bound, loss, transform
@@ -27,8 +27,7 @@ class Objective:
             A correction that only drops tokens reports their share as policy/NAME_fraction, in which a token counts
             with its weight in the loss.
         sft_reduction: reduction of the expert's terms if there are terms of both sources; None: `reduction`.
-        signal: returns the bound signal of a name, or None. A signal that reads `logprobs` is computed in every
-            optimizer step.
+        signal: see `SignalLookup`. A signal that reads `logprobs` is computed in every optimizer step.
 
     Attributes:
         terms: the loss terms whose weight is not 0.
@@ -47,7 +46,7 @@ class Objective:
         reduction: Bound,
         corrections: Sequence[Bound] = (),
         sft_reduction: Bound | None = None,
-        signal: Callable[[str], Bound | None] = lambda name: None,
+        signal: SignalLookup = lambda name: None,
     ) -> None:
         # A term of weight 0 must not cost anything: `kl` would load a reference model.
         self.terms = [term for term in terms if term.params["weight"] != 0]
@@ -107,9 +106,8 @@ class Objective:
             with call(read):
                 result = bound(*read.values())
             value, reported = call.split(result)
-            stage = Stage(bound.name, "signal", tuple(bound.reads), bound.name, bound)
             # The checks of a signal read no other column.
-            check_result(call, stage, value, {"response_mask": batch.response_mask})
+            check_result(call, bound, value, {"response_mask": batch.response_mask})
             columns[bound.name] = value
             metrics |= call.metrics(reported)
         return columns, metrics

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from retrain import functional as F
-from retrain.algorithms.graph.column_graph import Stage, plan
+from retrain.algorithms.graph.column_graph import SignalLookup, plan
 from retrain.algorithms.graph.unsaved import attributes
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.protocols import StatefulComponent
@@ -22,32 +22,6 @@ if TYPE_CHECKING:
 _UNMARKED_BATCHES = 10
 """Number of consecutive batches without a flagged token after which a warning names the signal."""
 
-SignalLookup = Callable[[str], Bound | None]
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The components of credit assignment, bound to their parameters.
-
-    Attributes:
-        advantage: component that computes episode advantages.
-        transforms: chain of token transforms.
-        algorithm: component that replaces the advantage with token advantages, which the transforms then change.
-        uncertainty: component that computes the column `uncertainty`.
-        filter: component that selects the groups to train on.
-        observed: columns that are computed even if no stage reads them: for a loss term (`Objective.signals`), or for
-            their metrics (`[logging] observe`).
-        hyper: parameters of other components for context-style plug-ins, by field of TransformContext.
-    """
-
-    advantage: Bound | None
-    transforms: tuple[Bound, ...]
-    algorithm: Bound | None
-    uncertainty: Bound
-    filter: Bound
-    observed: tuple[str, ...] = ()
-    hyper: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
 
 class Pipeline:
     """Runs the stages in order on a batch. Each signal is computed once, before its first reader.
@@ -58,7 +32,7 @@ class Pipeline:
         stateful: components with a state for checkpoints, by name.
     """
 
-    def __init__(self, graph: list[Stage], policy_columns: frozenset[str], hyper: Mapping[str, Any]) -> None:
+    def __init__(self, graph: list[Bound], policy_columns: frozenset[str], hyper: Mapping[str, Any]) -> None:
         self.graph, self.policy_columns, self._hyper = graph, policy_columns, hyper
         self.stateful: dict[str, StatefulComponent] = {}
         self._built: dict[tuple[str, str], StatefulComponent] = {}
@@ -66,22 +40,33 @@ class Pipeline:
         self._unsaved: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     @classmethod
-    def resolve(cls, stages: Stages, signal: SignalLookup, given: frozenset[str] = frozenset()) -> Pipeline:
+    def resolve(
+        cls,
+        credit: Sequence[Bound],
+        group_filter: Bound,
+        signal: SignalLookup,
+        *,
+        observed: Sequence[str] = (),
+        hyper: Mapping[str, Any] = MappingProxyType({}),
+        given: frozenset[str] = frozenset(),
+    ) -> Pipeline:
         """Order the stages.
 
         Args:
-            stages: the components.
-            signal: returns the bound signal of a name, or None.
+            credit: an advantage, or an algorithm in its place, and the transforms in order.
+            group_filter: selects the groups to train on.
+            signal: see `SignalLookup`.
+            observed: columns that are computed even if no stage reads them: for a loss term (`Objective.signals`), or
+                for their metrics (`[logging] observe`).
+            hyper: parameters of other components for context-style plug-ins, by field of TransformContext.
             given: columns of batches besides the base columns.
         Raises:
             ComponentError: nothing provides a column, columns need each other, or the result of a stage is not used.
         """
-        first = stages.algorithm or stages.advantage
         # The filter is last: it reads the advantages after all transforms.
-        sources = [*([first] if first else []), *stages.transforms, *stages.observed, stages.filter]
-        graph = plan(sources, stages.uncertainty, signal, BASE_COLUMNS | given)
-        policy = frozenset(name for stage in graph for name in stage.reads) | frozenset(stages.observed)
-        return cls(graph, (policy & POLICY_COLUMNS) - given, stages.hyper)
+        graph = plan([*credit, *observed, group_filter], signal, BASE_COLUMNS | given)
+        policy = frozenset(name for stage in graph for name in stage.reads) | frozenset(observed)
+        return cls(graph, (policy & POLICY_COLUMNS) - given, hyper)
 
     def build(self, resources: Mapping[str, Any]) -> None:
         """Create the components that are classes.
@@ -99,12 +84,12 @@ class Pipeline:
 
             self._hyper = {**self._hyper, "pieces": pieces}
         for stage in self.graph:
-            if stage.bound.component.stateful:
+            if stage.component.stateful:
                 with Call(stage.kind, stage.name)():
-                    part = self._built[stage.kind, stage.name] = stage.bound.build(resources)
+                    part = self._built[stage.kind, stage.name] = stage.build(resources)
                 if part.stateful:
                     self.stateful[stage.name] = part
-                elif stage.bound.component.source != "built-in":
+                elif stage.component.source != "built-in":
                     self._unsaved[stage.kind, stage.name] = attributes(part)
 
     def unsaved(self) -> str:
@@ -186,7 +171,7 @@ class Pipeline:
                 continue
             # Zeros of the right shape and dtype, in case the signal cannot be computed.
             produced[stage.writes] = batch.advantages
-            if set(stage.reads) <= columns.keys() and not stage.bound.component.stateful:
+            if set(stage.reads) <= columns.keys() and not stage.component.stateful:
                 columns[stage.writes], reported = self._called(stage, columns)
                 produced[stage.writes] = columns[stage.writes]
                 metrics |= reported
@@ -196,7 +181,7 @@ class Pipeline:
     def flags_to_store(self) -> dict[str, str]:
         """Columns of flags to store with the rollouts: {column: stored name}, from the trait `stored` of signals."""
         signals = [stage for stage in self.graph if stage.kind == "signal"]
-        stored = {stage.writes: signal.traits_of(stage.bound.component).stored for stage in signals}
+        stored = {stage.writes: signal.traits_of(stage.component).stored for stage in signals}
         # A name with a slash is a metric's; it is stored with the metrics.
         return {column: name for column, name in stored.items() if name and "/" not in name}
 
@@ -272,23 +257,23 @@ class Pipeline:
             metrics[f"advantage/{name}"] = float(F.masked.masked_mean(column, batch.response_mask))
         return produced, metrics
 
-    def _stage(self, stage: Stage, columns: dict[str, Any]) -> tuple[Any, Metrics]:
-        if stage.bound.component.contract == "lists":
+    def _stage(self, stage: Bound, columns: dict[str, Any]) -> tuple[Any, Metrics]:
+        if stage.component.contract == "lists":
             from retrain.algorithms.graph.plain_functions import call_lists
 
-            value, metrics = call_lists(stage.bound, columns), {}
-        elif stage.bound.component.contract == "context":
+            value, metrics = call_lists(stage, columns), {}
+        elif stage.component.contract == "context":
             from retrain.algorithms.graph.plain_functions import call_context
 
-            value, metrics = call_context(stage.bound, columns, columns["episode"], self._hyper)
+            value, metrics = call_context(stage, columns, columns["episode"], self._hyper)
         else:
             value, metrics = self._called(stage, columns)
         check_result(Call(stage.kind, stage.name), stage, value, columns)
         return value, metrics
 
-    def _called(self, stage: Stage, columns: Mapping[str, Any]) -> tuple[Any, Metrics]:
+    def _called(self, stage: Bound, columns: Mapping[str, Any]) -> tuple[Any, Metrics]:
         call = Call(stage.kind, stage.name)
-        target: Any = self._built.get((stage.kind, stage.name), stage.bound)
+        target: Any = self._built.get((stage.kind, stage.name), stage)
         read = {name: columns[name] for name in stage.reads}
         with call(read):
             result = target(*read.values())
@@ -302,7 +287,7 @@ def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
     return rows, batch if len(rows) == len(batch.is_expert) else batch.rows(rows)
 
 
-def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any]) -> None:
+def check_result(call: Call, stage: Bound, value: Any, columns: Mapping[str, Any]) -> None:
     """Check the result of a stage.
 
     A filter returns [N] bool, equal within a group; an advantage [N]; a signal a number, [N] or [N, T]; all other

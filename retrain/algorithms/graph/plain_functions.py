@@ -140,7 +140,7 @@ def call_context(
 
     Args:
         bound: the plug-in.
-        columns: all columns of CONTEXT_READS.
+        columns: all columns of `PLAIN_READS["context"]`.
         episode: [N], episode advantages; for an algorithm, the rewards.
         hyper: parameters of other components, by field of TransformContext.
     Raises:

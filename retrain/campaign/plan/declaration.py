@@ -12,7 +12,7 @@ from typing import Any
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
 from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.plan.plan_file import FILE, PLAN, REPORT, Declared, LooksDeclared, Plan, jobs, read_plan
-from retrain.config.resolve import LoadedConfig
+from retrain.config.loaded_config import LoadedConfig
 from retrain.system.files import write_text
 
 
@@ -196,7 +196,7 @@ def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
 
 def _hash(config: LoadedConfig) -> str:
     """Return a hash of a configuration with its defaults, without the tables that do not affect results."""
-    bound = {component.component.table for kind in config.components.bound.values() for component in kind}
+    bound = {component.component.table for component in config.slots.values()}
     free = {*free_tables(), *bound}  # what a table of a bound component sets is among the component's parameters
     facts = {name: table for name, table in config.resolved().items() if name not in free}
     facts["components"].pop("tracker", None)

@@ -20,12 +20,13 @@ from retrain.campaign.plan.is_campaign import SECTION, is_campaign
 from retrain.config.binder import Binder
 from retrain.config.document import PRESET_KEY, Document, canonical, fork, merge, overlay, read, show
 from retrain.config.load import validate
+from retrain.config.loaded_config import LoadedConfig
 from retrain.config.mistakes import catalog, collect
 from retrain.config.positions import Path as Key
 from retrain.config.preset_keys import apply_preset, names_file
 from retrain.config.reported_metrics import result_problem
-from retrain.config.resolve import LoadedConfig, Slot
 from retrain.config.rules.unread_keys import judged
+from retrain.config.slots import Slot
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 from retrain.registry import Bound
 from retrain.run.before.data_checks import check_data
@@ -93,9 +94,9 @@ class LoadedCampaign:
     @cached_property
     def observed(self) -> list[str]:
         """Signals that at least one condition computes and stores; every run computes them, to be comparable."""
-        graphs = (config.components.pipeline_of(config.objective).graph for config in self.configs)
+        graphs = (config.pipeline_of(config.objective(exact=True)).graph for config in self.configs)
         signals = (stage for graph in graphs for stage in graph if stage.kind == "signal")
-        return sorted({stage.writes for stage in signals if registry.signal.traits_of(stage.bound.component).stored})
+        return sorted({stage.writes for stage in signals if registry.signal.traits_of(stage.component).stored})
 
     def check_data(self) -> None:
         """Call `retrain.run.before.data_checks.check_data` once for each distinct data set of the conditions.
@@ -376,7 +377,7 @@ def _unmeasured(settings: Campaign, config: LoadedConfig, source: Document) -> l
     problems: list[ConfigProblem] = []
     for index, outcome in enumerate(settings.all_outcomes):
         at: Key = (SECTION, "outcomes", index, "metric") if settings.outcomes else (SECTION, "metric")
-        if mistake := result_problem(outcome.key, config.config, config.components):
+        if mistake := result_problem(outcome.key, config):
             problems.append(source.at(at, *mistake))
     return problems
 

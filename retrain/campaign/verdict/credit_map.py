@@ -99,14 +99,13 @@ def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float
     """
     import torch
 
-    from retrain.algorithms.graph.pipeline import Pipeline
     from retrain.algorithms.graph.responses import padded, response_batch, with_turns
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
     # Recomputed they would need a tokenizer or the run's history; the run stored them as it trained.
     kept = {part.name: kind for part in components("signal") if (kind := signal.traits_of(part).stored)}
-    pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, frozenset(kept))
+    pipeline = loaded.pipeline_of(given=frozenset(kept))
     if pipeline.policy_columns:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")
     pipeline.build(loaded.resources | {"run_dir": run})

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from retrain.config.resolve import Resolved
+from retrain.config.loaded_config import LoadedConfig
 from retrain.config.rules import credit_rules as credit
 from retrain.config.rules import environment_rules as environments
 from retrain.config.rules import section_rules as sections
 from retrain.config.schema import Config
 from retrain.registry import Finding
 
-Rule = Callable[[Config, Resolved], Iterable[Finding]]
+Rule = Callable[[Config, LoadedConfig], Iterable[Finding]]
 """Yields errors, or warnings with `fatal=False`, each at the path of a key. Every rule runs, even after errors."""
 
 RULES: Mapping[str, tuple[Rule, ...]] = {

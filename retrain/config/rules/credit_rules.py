@@ -9,7 +9,7 @@ from dataclasses import fields
 from retrain import registry
 from retrain.algorithms.graph.objective import source_of
 from retrain.algorithms.graph.plain_functions import TransformContext, missing_fields
-from retrain.config.resolve import Resolved, brings, division, is_correction, ratio_of, reward_columns
+from retrain.config.loaded_config import LoadedConfig, brings, division, is_correction, ratio_of, reward_columns
 from retrain.config.schema import Config
 from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, Component, Finding
@@ -19,16 +19,16 @@ _OVERLAP, _MODE = ("rollout", "overlap"), ("rollout", "mode")
 _TRANSFORMS = ("algorithm", "transform_mode")
 
 
-def answers(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def answers(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that each reward has a known form, and that the task has answers if the reward reads them."""
-    for index, reward in enumerate(resolved.all("reward")):
+    for index, reward in enumerate(loaded.all("reward")):
         path = ("rewards", index, "name")
         try:
             required = form_of(reward.component).required
         except ComponentError as error:
             yield Finding(path, error.problem, error.fix)
             continue
-        for task in resolved.all("task"):
+        for task in loaded.all("task"):
             if "answer" in required and task.params.get("answer_field") == "":
                 problem = (
                     f'reward "{reward.name}" reads the answer, but with [{task.name}] answer_field = "" rows have none'
@@ -36,14 +36,14 @@ def answers(config: Config, resolved: Resolved) -> Iterator[Finding]:
                 yield Finding(path, problem, "set answer_field to the column, or choose a reward without an answer")
 
 
-def idle(resolved: Resolved) -> dict[int, str]:
+def idle(loaded: LoadedConfig) -> dict[int, str]:
     """Find rewards that do not affect any advantage, because nothing reads the sum of rewards.
 
     Returns:
         Index of the reward -> reason.
     """
-    rewards, used = resolved.all("reward"), resolved.contributing
-    reads = {*resolved.objective(exact=False).reads, *(name for stage in used for name in stage.reads)}
+    rewards, used = loaded.all("reward"), loaded.contributing
+    reads = {*loaded.objective(exact=False).reads, *(name for stage in used for name in stage.reads)}
     if {"rewards", "reward_parts", "turn_rewards"} & reads:
         return {}
     credit = next((stage.name for stage in used if stage.kind in ("advantage", "algorithm", "transform")), "the loss")
@@ -56,32 +56,30 @@ def idle(resolved: Resolved) -> dict[int, str]:
     }
 
 
-def compared_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def compared_rewards(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse a baseline of greedy completions for a reward that compares the completions of a group."""
-    for index, reward in enumerate(resolved.all("reward")):
+    for index, reward in enumerate(loaded.all("reward")):
         with suppress(ComponentError):  # an unknown form: `answers` reports it
-            if "greedy_rewards" in resolved.pipeline.reads and form_of(reward.component).name == "group":
+            if "greedy_rewards" in loaded.pipeline.reads and form_of(reward.component).name == "group":
                 problem = f'"{reward.name}" compares the completions of a group, and the greedy one is scored alone'
                 fix = "use an advantage that compares within the group, such as grpo"
                 yield Finding(("rewards", index, "name"), problem, fix)
 
 
-def decoupled_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def decoupled_rewards(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require as many rewards, or parts of their scores, as an advantage compares."""
-    count = len(reward_columns(resolved.all("reward")))
-    for slot, component in resolved.slots.items():
+    count = len(reward_columns(loaded.all("reward")))
+    for slot, component in loaded.slots.items():
         if slot.kind == "advantage" and count < registry.advantage.traits_of(component.component).least_rewards:
             problem = f"{component.name} normalises each reward on its own, and the run has {count}"
             fix = 'list two [[rewards]] at least, or a judge with a rubric, or use advantage_mode = "grpo_std"'
             yield Finding(slot.path, problem, fix)
 
 
-def continuations(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def continuations(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse credit that continues completions from a prefix in runs that cannot: environments and overlap."""
     path = ("algorithm", "algorithm_mode")
-    for stage in (
-        candidate for candidate in resolved.pipeline.graph if "continue_from" in candidate.bound.component.needs
-    ):
+    for stage in (candidate for candidate in loaded.pipeline.graph if "continue_from" in candidate.component.needs):
         if config.environment.name is not None:
             problem = f'"{stage.name}" continues completions from a prefix, and training replays no environment'
             yield Finding(path, problem, "use other credit, such as turn_returns")
@@ -90,24 +88,24 @@ def continuations(config: Config, resolved: Resolved) -> Iterator[Finding]:
             yield Finding(path, problem, f"set [rollout] {_paused(config)}")
 
 
-def contexts(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def contexts(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse a plain function that reads a field that its context does not have."""
-    for slot, bound in resolved.slots.items():
+    for slot, bound in loaded.slots.items():
         for name in missing_fields(bound.component.target) if bound.component.contract == "context" else ():
             field_names = [item.name for item in fields(TransformContext)]
             fix = did_you_mean(name, field_names, f"its fields: {', '.join(field_names)}")
             yield Finding(slot.path, f'"{bound.name}" reads {name} of its context, which has no such field', fix)
 
 
-def corrections(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def corrections(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require at most one correction for the sampler, by the loss or by a transform that the update can compute."""
-    corrections = [stage for stage in resolved.all("transform") if is_correction(stage)]
+    corrections = [stage for stage in loaded.all("transform") if is_correction(stage)]
     for stage in corrections:
         if why := _no_correction(stage):
             problem = f'"{stage.name}" declares correction=True but {why}'
             yield Finding(_TRANSFORMS, problem, "remove correction=True, or fix the transform")
     weights = [stage.name for stage in corrections if not registry.transform.traits_of(stage.component).drops_only]
-    anchored = [term.name for term in resolved.objective(exact=False).terms if "sampler_logprobs" in term.reads]
+    anchored = [term.name for term in loaded.objective(exact=False).terms if "sampler_logprobs" in term.reads]
     if weights and anchored:
         problem = f'"{weights[0]}" corrects twice: "{anchored[0]}" compares with the sampler\'s log-probs itself'
         yield Finding(_TRANSFORMS, problem, f"remove {weights[0]}, or use a loss that reads old_logprobs")
@@ -127,21 +125,21 @@ def _no_correction(stage: Bound) -> str:
     return "reads logprobs, so gradients would flow through it: read old_logprobs" if "logprobs" in stage.reads else ""
 
 
-def expert_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def expert_rows(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require a source of expert rows for terms that train on them."""
-    terms = {source_of(term): index for index, term in enumerate(resolved.all("loss")) if term.params["weight"] != 0}
-    sources = {slot: source for slot, source in resolved.slots.items() if slot.kind == "source"}
+    terms = {source_of(term): index for index, term in enumerate(loaded.all("loss")) if term.params["weight"] != 0}
+    sources = {slot: source for slot, source in loaded.slots.items() if slot.kind == "source"}
     if "expert" in terms and not any(brings(source, "expert") for source in sources.values()):
         index = terms["expert"]
-        problem = f'"{resolved.all("loss")[index].name}" trains on expert rows, and no file of them is set'
+        problem = f'"{loaded.all("loss")[index].name}" trains on expert rows, and no file of them is set'
         fix = 'add [expert] path = "FILE.jsonl"; `retrain task export` writes one for a task with worked solutions'
         yield Finding(("loss", index, "name"), problem, fix)
 
 
-def own_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def own_rows(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that a step has at least one prompt besides the rows of sources."""
     batch, group = config.training.batch_size, config.training.group_size
-    used = [source for source in resolved.sources.values() if ratio_of(source)]
+    used = [source for source in loaded.sources.values() if ratio_of(source)]
     prompts, rows = division(config, [*map(ratio_of, used)])
     if prompts < 1:
         whose = "expert rows" if not any(brings(source, "rollouts") for source in used) else "rows of sources"
@@ -149,25 +147,25 @@ def own_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
         most = int((1 - 1 / batch) * 1000) / 1000
         together = "" if len(used) == 1 else " together"
         fix = f"use a ratio of at most {most:g}{together}" if batch > 1 else "raise [training] batch_size"
-        slot = next(slot for slot, source in resolved.slots.items() if source is used[0])
+        slot = next(slot for slot, source in loaded.slots.items() if source is used[0])
         yield Finding((*slot.params_path, registry.source.traits_of(used[0].component).ratio), problem, fix)
 
 
-def stored_rollouts(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def stored_rollouts(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse credit that needs the problems of the step if a source brings other rollouts."""
-    brought = [source for source in resolved.all("source") if brings(source, "rollouts")]
-    for stage in resolved.pipeline.graph if brought else ():
-        if "continue_from" in stage.bound.component.needs or "problems" in stage.reads:
+    brought = [source for source in loaded.all("source") if brings(source, "rollouts")]
+    for stage in loaded.pipeline.graph if brought else ():
+        if "continue_from" in stage.component.needs or "problems" in stage.reads:
             problem = f'"{stage.name}" needs the problems of the step, and "{brought[0].name}" brings other rollouts'
             yield Finding(("algorithm", "algorithm_mode"), problem, "use other credit, or leave out the source")
 
 
-def overlap(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def overlap(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require components that can sample and score while the policy is updated, if `overlap` is set."""
     if not config.rollout.ahead:
         return
-    engine, group_filter = resolved.optional("engine"), resolved.one("filter")
-    by_outcomes = resolved.pipeline.judges_rollouts
+    engine, group_filter = loaded.optional("engine"), loaded.one("filter")
+    by_outcomes = loaded.pipeline.judges_rollouts
     path = _MODE if config.rollout.continuous else _OVERLAP
     if engine is not None:
         try:
@@ -196,11 +194,11 @@ def _paused(config: Config) -> str:
     return 'mode = "steps"' if config.rollout.continuous else "overlap = 0"
 
 
-def continuous(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def continuous(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that the keys of continuous sampling and of sampling ahead do not stand beside each other."""
     if not config.rollout.continuous:
         for key in ("in_flight", "max_staleness"):
-            if ("rollout", key) in resolved.written:
+            if ("rollout", key) in loaded.places:
                 fix = 'set mode = "continuous", or remove it'
                 yield Finding(("rollout", key), 'has no effect with mode = "steps"', fix)
         return

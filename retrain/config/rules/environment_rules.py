@@ -6,14 +6,15 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from retrain.config.resolve import Resolved, labels, mixed_labels
+from retrain.config.loaded_config import LoadedConfig
 from retrain.config.schema import Config, TaskSettings
+from retrain.config.slots import labels, mixed_labels
 from retrain.errors import ComponentError
 from retrain.registry import Finding
 from retrain.registry.call import Call
 
 
-def mixture(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def mixture(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require distinct labels in `[[environments]]` or `[[tasks]]`, and no other task or environment beside them."""
     mix, names = "environments" if config.environments else "tasks", mixed_labels(config)
     if names and config.task != TaskSettings():
@@ -30,7 +31,7 @@ def mixture(config: Config, resolved: Resolved) -> Iterator[Finding]:
             yield Finding((mix, index, "name"), problem, "set a distinct label for one of them")
 
 
-def unread_settings(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def unread_settings(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse settings of `[environment]` in a run without an environment."""
     environment = config.environment
     # The resolved configuration of an earlier run has every key; those with their defaults are accepted.
@@ -41,9 +42,9 @@ def unread_settings(config: Config, resolved: Resolved) -> Iterator[Finding]:
             )
 
 
-def fields(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def fields(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that environments read only fields that problems have."""
-    bound = resolved.all("environment")
+    bound = loaded.all("environment")
     if not bound:
         return
     from retrain.environments.contract import fields_read
@@ -58,14 +59,14 @@ def fields(config: Config, resolved: Resolved) -> Iterator[Finding]:
             yield Finding(("environment", "name"), error.problem, error.fix)
 
 
-def workers(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def workers(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require worker processes for environments in a run with `[rollout] overlap`."""
     if labels(config) and config.rollout.ahead and config.environment.workers == 0:
         problem = "the environment would run in the trainer's process and share its random generators"
         yield Finding(("environment", "workers"), problem, "set it to at least 1, or [rollout] overlap = 0")
 
 
-def interpreter(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def interpreter(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that `[environment] python` is a program; `check_interpreter` starts it later."""
     python = config.environment.python if labels(config) else None
     if python is not None and shutil.which(python) is None:

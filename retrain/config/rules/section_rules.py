@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from retrain.config.loaded_config import LoadedConfig
 from retrain.config.reported_metrics import metric_problem
-from retrain.config.resolve import Resolved, mixed_labels
 from retrain.config.schema import Config
 from retrain.config.sections.heldout import Eval
+from retrain.config.slots import mixed_labels
 from retrain.errors import did_you_mean, install
 from retrain.registry import Finding
 from retrain.system.files import expanded
@@ -20,27 +21,27 @@ _AT_THE_START = {"delay", "delay_steps", "warmup_steps"}
 """Keys of components that count steps at the start of a run."""
 
 
-def model_path(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def model_path(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that the model is a directory, a name on the hub or a built-in model."""
     if problem := problem_with(config.model.path):
         yield Finding(("model", "path"), *problem)
 
 
-def quantization(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def quantization(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require adapters if the weights are quantized."""
     if config.model.quantization and config.model.lora is None:
         problem = "4-bit weights cannot be trained"
         yield Finding(("model", "quantization"), problem, "add [model.lora], or remove quantization")
 
 
-def run_folder(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def run_folder(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse a variable in the path of the runs, which would become a folder of that name."""
     if "$" in config.logging.dir:
         problem = f'"{config.logging.dir}" has a "$", and variables are not replaced in a configuration'
         yield Finding(("logging", "dir"), problem, 'write the path itself, or "~" for the home directory')
 
 
-def positions(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def positions(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that completions leave room for a prompt in the model's context, if its config.json is local."""
     context_length = _positions(config.model.path)
     budgets = {("training", "max_tokens"): config.training.max_tokens, ("eval", "max_tokens"): config.eval.max_tokens}
@@ -61,7 +62,7 @@ def _positions(path: str) -> int | None:
     return None
 
 
-def rounding(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def rounding(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Check that `[model] rounding` fits the data type."""
     model, path = config.model, ("model", "rounding")
     if model.rounding == "stochastic":
@@ -78,7 +79,7 @@ def gpu_or_cpu(device: str) -> Literal["cuda", "cpu"]:
     return "cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu"
 
 
-def extras(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def extras(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that the libraries that keys of [model] and [optimizer] need are installed."""
     for path, used, package, extra in (
         (("model", "lora"), config.model.lora, "peft", "lora"),
@@ -89,7 +90,7 @@ def extras(config: Config, resolved: Resolved) -> Iterator[Finding]:
             yield Finding(path, f"{package} is not installed", install(extra))
 
 
-def blocks(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def blocks(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse to shard tensors that are quantized in blocks."""
     four, eight = config.model.quantization is not None, config.optimizer.name == "adamw8bit"
     if config.distributed.shard == "full" and (four or (eight and config.model.lora is None)):
@@ -99,7 +100,7 @@ def blocks(config: Config, resolved: Resolved) -> Iterator[Finding]:
         yield Finding(("distributed", "shard"), problem, f'use shard = "none", or {fix}')
 
 
-def minibatches(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def minibatches(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that a step divides into equal minibatches."""
     training = config.training
     rows = training.batch_size * training.group_size
@@ -112,7 +113,7 @@ def minibatches(config: Config, resolved: Resolved) -> Iterator[Finding]:
         )
 
 
-def micro_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def micro_batch(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that a micro-batch has room for one completion."""
     limit, most = config.training.micro_batch_tokens, config.training.max_tokens
     if limit < most:
@@ -121,11 +122,11 @@ def micro_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
         yield Finding(("training", "micro_batch_tokens"), problem, fix)
 
 
-def first_steps(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def first_steps(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Warn about a key that counts steps at the start, if the run ends before them, as a short trial may."""
     last = config.training.max_steps
     waits: dict[tuple[str, str], Any] = {("optimizer", "warmup_steps"): config.optimizer.warmup_steps}
-    for bound in (stage.bound for stage in resolved.pipeline.graph if stage.bound.component.source == "built-in"):
+    for bound in (stage for stage in loaded.pipeline.graph if stage.component.source == "built-in"):
         waits |= {(bound.component.table, key): bound.params[key] for key in _AT_THE_START & bound.params.keys()}
     for path, steps in waits.items():
         if isinstance(steps, int) and steps >= last:
@@ -133,7 +134,7 @@ def first_steps(config: Config, resolved: Resolved) -> Iterator[Finding]:
             yield Finding(path, problem, "lower it, or raise [training] max_steps", fatal=False)
 
 
-def stop_when(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def stop_when(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require exactly one condition in `stop_when`, on a metric that the steps of this run report."""
     stop, path = config.training.stop_when, ("training", "stop_when")
     if stop is None:
@@ -141,11 +142,11 @@ def stop_when(config: Config, resolved: Resolved) -> Iterator[Finding]:
     if [stop.above, stop.below, stop.patience].count(None) != 2:
         fix = 'write { metric = "eval/accuracy", above = 0.95 }'
         yield Finding(path, "needs exactly one of above, below and patience", fix)
-    if stop.event == "step" and (mistake := metric_problem(stop.metric, config, resolved)):
+    if stop.event == "step" and (mistake := metric_problem(stop.metric, loaded)):
         yield Finding((*path, "metric"), *mistake)
 
 
-def eval_sets(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def eval_sets(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require distinct names of evaluation sets, and no sets beside `[[environments]]`."""
     names = [entry.name for entry in config.eval.sets]
     for index, name in enumerate(names):
@@ -159,7 +160,7 @@ def eval_sets(config: Config, resolved: Resolved) -> Iterator[Finding]:
         yield Finding(("eval", "sets"), "with [[environments]] only their own tasks are evaluated", fix)
 
 
-def pass_at(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def pass_at(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require at least k completions per problem for pass@k."""
     largest, samples = max(config.eval.pass_at, default=0), config.eval.samples
     if largest > samples:
@@ -167,7 +168,7 @@ def pass_at(config: Config, resolved: Resolved) -> Iterator[Finding]:
         yield Finding(("eval", "pass_at"), problem, f"use samples = {largest}")
 
 
-def measured(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def measured(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Call `unmeasured` for a run without `[[eval.sets]]`; with them it is called after the sets are validated."""
     if not config.eval.sets:
         yield from unmeasured(config, {})
@@ -192,10 +193,10 @@ def unmeasured(config: Config, sets: Mapping[str, Eval]) -> Iterator[Finding]:
             yield Finding(path, f'no evaluation measures "{name}"', fix)
 
 
-def replaced(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def replaced(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse `advantage_mode` beside an `algorithm_mode` that replaces it."""
     path = ("algorithm", "advantage_mode")
-    if resolved.optional("algorithm") and path in resolved.written:
+    if loaded.optional("algorithm") and path in loaded.places:
         yield Finding(path, "algorithm_mode replaces it", "remove one of the two")
 
 

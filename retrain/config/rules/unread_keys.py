@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain import registry
-from retrain.algorithms.graph.column_graph import CONTEXT_PARAMETERS, CONTEXT_READS
+from retrain.algorithms.graph.column_graph import CONTEXT_PARAMETERS
+from retrain.config.loaded_config import LoadedConfig
 from retrain.config.positions import Path
-from retrain.config.resolve import Resolved, Slot
-from retrain.config.schema import Config
+from retrain.config.slots import Slot
 from retrain.errors import ConfigProblem
 from retrain.registry import Bound, Finding
+from retrain.registry.component import PLAIN_READS
 
 Reason = tuple[str, str]
 """(problem, fix), the texts of an error message."""
@@ -19,15 +20,15 @@ Reason = tuple[str, str]
 _NOTHING = "nothing in this run reads it"
 
 
-def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def unread_keys(loaded: LoadedConfig) -> Iterator[Finding]:
     """Yield each key of a component's table, or beside a component's name, that no component of the run reads.
 
     A component reads the keys of its schema, except those that its trait `when` switches off.
     """
-    replaced = "advantage" if resolved.optional("algorithm") else ""
-    used = {slot: component for slot, component in resolved.slots.items() if slot.kind != replaced}
-    readers = [*_readers(config, resolved, used)]
-    for name, table in resolved.tables.items():
+    replaced = "advantage" if loaded.optional("algorithm") else ""
+    used = {slot: component for slot, component in loaded.slots.items() if slot.kind != replaced}
+    readers = [*_readers(loaded, used)]
+    for name, table in loaded.tables.items():
         for key in table if isinstance(table, dict) else ():
             if why := _unread(name, key, readers):
                 yield Finding((name, key), *why)
@@ -36,7 +37,7 @@ def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
             if why := _switched_off(component, key):
                 yield Finding((*slot.params_path, key), *why)
     for name in ("advantage_params", "transform_params", "params"):
-        yield from _unread_params(name, getattr(config.algorithm, name), used)
+        yield from _unread_params(name, getattr(loaded.config.algorithm, name), used)
 
 
 def judged(
@@ -57,7 +58,9 @@ def judged(
     if not asked:
         return [], []
     # `ctx` shows these keys, and the planning mask and SEPA's pooling weight, which depend on keys of signals.
-    signals = [component.table for component in registry.components("signal") if component.name in CONTEXT_READS]
+    signals = [
+        component.table for component in registry.components("signal") if component.name in PLAIN_READS["context"]
+    ]
     shown = [(registry.find("transform", name).table, key) for name, key in CONTEXT_PARAMETERS.values()]
     odd = [problem for path, problem in asked if problem.problem == _NOTHING and (path[0] in signals or path in shown)]
     return [problem for _, problem in asked if problem not in odd], odd
@@ -81,20 +84,21 @@ def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bou
             yield Finding(("algorithm", name, key), *why)
 
 
-def _readers(config: Config, resolved: Resolved, used: Mapping[Slot, Bound]) -> Iterator[tuple[Bound, Collection[str]]]:
+def _readers(loaded: LoadedConfig, used: Mapping[Slot, Bound]) -> Iterator[tuple[Bound, Collection[str]]]:
     """Yield each component of the run with the keys that are set beside its name.
 
     This includes components that the run file does not name: engines, corrections and signals.
     """
     for slot, component in used.items():
         yield component, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
-    engines = resolved.engines(config.model.path)
-    exact = all(registry.engine.traits_of(engine.component).exact for engine in engines) and not config.rollout.ahead
-    others = [*engines, *resolved.objective(exact).corrections]
-    others += [stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal"]
+    engines = loaded.engines()
+    on_policy = not loaded.config.rollout.ahead
+    exact = on_policy and all(registry.engine.traits_of(engine.component).exact for engine in engines)
+    others = [*engines, *loaded.objective(exact).corrections]
+    others += [stage for stage in loaded.pipeline.graph if stage.kind == "signal"]
     if any(component.component.contract == "context" for component in used.values()):
         others += [
-            component for name, _ in CONTEXT_PARAMETERS.values() if (component := resolved.named("transform", name))
+            component for name, _ in CONTEXT_PARAMETERS.values() if (component := loaded.named("transform", name))
         ]
     yield from ((component, ()) for component in others)
 

@@ -196,7 +196,7 @@ def audit(
         resources = {**context.trained.resources, "continue_from": ContinuedEpisodes(context)}
         context = replace(context, trained=replace(context.trained, resources=resources))
     trained = context.trained
-    wanted = dict.fromkeys([BASELINE, *(names or (*DEFAULT_METHODS, own_method(trained.components)))])
+    wanted = dict.fromkeys([BASELINE, *(names or (*DEFAULT_METHODS, own_method(trained.plan)))])
     methods = {name: Method(context, name) for name in wanted if name != ORACLE}
     sampler, reduction = BatchSampler(context, continuations), policy_reduction(trained.objective)
     found, began = list[MeasuredBatch](), time.monotonic()
@@ -236,7 +236,7 @@ class BatchSampler:
         self._context, self._count = context, continuations
         self._continue: Continue = context.trained.resources["continue_from"]
         self._text = TokenText(context.trained.loaded.tokenizer)
-        planning = context.trained.components.signal("planning_mask")
+        planning = context.trained.plan.signal("planning_mask")
         assert planning is not None, "planning_mask is a component of this package"
         self._planning = planning.build(context.trained.resources)
         self._cursor, self.tokens = context.trained.steps * context.prompts, 0

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.algorithms.transforms.token_stages import CHAINS, transform_chain
 from retrain.api import RunContext, seed_generators
-from retrain.config.resolve import Resolved
+from retrain.config.loaded_config import LoadedConfig
 from retrain.errors import ComponentError, did_you_mean
 from retrain.functional.seeds import derive_seed
 from retrain.registry import Bound, Component, bind, find, is_dotted, names
@@ -44,20 +42,17 @@ class Method:
     """
 
     def __init__(self, context: RunContext, name: str) -> None:
-        config = context.config
-        chain = chain_of(context.trained.components, name.split("+"), config.plugins.search_paths)
-        own = context.trained.components.stages()
-        stages = replace(own, advantage=chain[0], transforms=chain[1], algorithm=chain[2], observed=())
-        if (own.advantage, own.transforms, own.algorithm) == chain:
+        chain = chain_of(context.trained.plan, name.split("+"))
+        if chain == context.trained.plan.credit:
             self._pipeline = context.trained.pipeline
         else:
-            self._pipeline = Pipeline.resolve(stages, context.trained.components.signal, SHARED_COLUMNS)
+            self._pipeline = context.trained.plan.pipeline_of(credit=chain, given=SHARED_COLUMNS)
             self._pipeline.build(context.trained.resources)
         restored = context.trained.pipeline.stateful
         self._states: dict[str, State] = {
             name: copy.deepcopy(restored.get(name, part).state_dict()) for name, part in self._pipeline.stateful.items()
         }
-        self._seed = config.training.seed
+        self._seed = context.config.training.seed
 
     def __call__(self, batch: Batch, index: int) -> Tensor:
         """Compute advantages [N, T] of batch number `index`, as the next training step after the checkpoint would."""
@@ -68,51 +63,41 @@ class Method:
         return self._pipeline.credit(batch)[0].advantages
 
 
-def own_method(components: Resolved) -> str:
+def own_method(loaded: LoadedConfig) -> str:
     """Return the name of the run's own method."""
-    stages = components.stages()
-    chain = (stages.algorithm or stages.advantage, *stages.transforms)
-    return "+".join(stage.name for stage in chain if stage)
+    return "+".join(stage.name for stage in loaded.credit)
 
 
-def chain_of(
-    components: Resolved, words: Sequence[str], search_paths: Sequence[str]
-) -> tuple[Bound | None, tuple[Bound, ...], Bound | None]:
-    """Find the components of a method, with the parameters of the run's configuration.
+def chain_of(loaded: LoadedConfig, words: Sequence[str]) -> tuple[Bound, ...]:
+    """Find the stages of a method, with the parameters of the run's configuration; see `LoadedConfig.credit`.
 
     Args:
-        components: the run's components.
+        loaded: configuration of the run.
         words: the parts of the method's name between "+".
-        search_paths: directories of the user's modules.
-    Returns:
-        (advantage, transforms, None), or (None, transforms, algorithm).
     Raises:
         ComponentError: there is no such component, or they are not a valid combination.
     """
-    found = [one for word in words for one in _bound(components, word, search_paths)]
-    kinds = [one.component.kind for one in found]
-    if {"advantage", "algorithm"} & {*kinds[1:]}:
+    stages = [stage for word in words for stage in _stages(loaded, word)]
+    if any(stage.kind != "transform" for stage in stages[1:]):
         problem = f'"{"+".join(words)}" is not an advantage or an algorithm with transforms after it'
         fix = 'write ADVANTAGE, ALGORITHM or TRANSFORM, and after it +TRANSFORM, such as "grpo+gtpo"'
         raise ComponentError(problem, fix)
-    if kinds[0] == "algorithm":
-        return None, tuple(found[1:]), found[0]
-    if kinds[0] == "transform":
-        found = [*_bound(components, BASELINE, search_paths), *found]
-    return found[0], tuple(found[1:]), None
+    baseline = _stages(loaded, BASELINE) if stages[0].kind == "transform" else []
+    return (*baseline, *stages)
 
 
-def _bound(components: Resolved, word: str, search_paths: Sequence[str]) -> list[Bound]:
+def _stages(loaded: LoadedConfig, word: str) -> list[Bound]:
     """Find the components that a word names; the name of a chain, such as those of `CHAINS`, gives several."""
-    own = [one for one in components.every() if one.name == word and one.component.kind in _KINDS]
-    if own:
-        return own[:1]
+    of_the_run = [stage for stage in loaded.slots.values() if stage.name == word and stage.kind in _KINDS]
+    if of_the_run:
+        return of_the_run[:1]
     if word in CHAINS:
-        return [one for stage in transform_chain(word) for one in _bound(components, stage, search_paths)]
+        return [stage for name in transform_chain(word) for stage in _stages(loaded, name)]
     for kind in _KINDS:
-        if (one := components.named(kind, word)) is not None:
-            return [one]
+        if (stage := loaded.named(kind, word)) is not None:
+            return [stage]
     if is_dotted(word):
+        search_paths = loaded.config.plugins.search_paths
         return [bind(_kind(word, search_paths), word, search_paths=search_paths)]
     every = [*CHAINS, *(name for kind in _KINDS for name in names(kind))]
     raise ComponentError(f'there is no method "{word}"', did_you_mean(word, every, f"known: {', '.join(every)}"))

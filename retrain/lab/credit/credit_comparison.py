@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.algorithms.graph.column_graph import hyper_of
-from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.algorithms.graph.responses import padded, response_batch
 from retrain.algorithms.transforms.token_stages import transform_chain
 from retrain.errors import ComponentError, DataError
@@ -276,19 +276,19 @@ def _batch(completions: Sequence[ComparedCompletion]) -> tuple[Batch, _Pieces]:
 
 
 def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeline:
-    def signal(name: str) -> Bound | None:
-        return parameters.bind("signal", name) if name in names("signal") else None
+    def signal(column: str) -> Bound | None:
+        if column == "uncertainty":
+            return find("uncertainty", "surprisal").bind()
+        return parameters.bind("signal", column) if column in names("signal") else None
 
-    stages = Stages(
-        advantage=parameters.bind("advantage", mode),
-        transforms=tuple(parameters.bind("transform", name) for name in chain),
-        algorithm=None,
-        uncertainty=find("uncertainty", "surprisal").bind(),
-        filter=find("filter", "none").bind(),
+    pipeline = Pipeline.resolve(
+        [parameters.bind("advantage", mode), *(parameters.bind("transform", name) for name in chain)],
+        find("filter", "none").bind(),
+        signal,
         observed=("planning_mask",) if chain else (),
         hyper=hyper_of(lambda name: parameters.bind("transform", name)),
+        given=frozenset({"sepa_lambda", "old_logprobs"}),
     )
-    pipeline = Pipeline.resolve(stages, signal, frozenset({"sepa_lambda", "old_logprobs"}))
     if pipeline.policy_columns:
         raise ComponentError(
             f"{chain} read {', '.join(sorted(pipeline.policy_columns))}, which cannot be computed from log-probs",

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 from retrain import registry
 from retrain.config.document import Document
+from retrain.config.loaded_config import LoadedConfig
 from retrain.config.positions import Path
-from retrain.config.resolve import LoadedConfig, labels
 from retrain.config.schema import Config
+from retrain.config.slots import labels
 from retrain.errors import ComponentError, DataError
 from retrain.protocols import Task
 from retrain.registry import Bound
@@ -51,7 +52,7 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
     sets = {entry.name: index for index, entry in enumerate(loaded.config.eval.sets)}
     for name, config in {"": loaded, **loaded.sets}.items():
         at = ("eval", "sets", sets[name], "name") if name else ("task", "name")
-        if not built and any(registry.task.traits_of(task.component).remote for task in config.components.all("task")):
+        if not built and any(registry.task.traits_of(task.component).remote for task in config.all("task")):
             continue
         try:
             # The warm start imitates the problems of its own seed; held-out problems are the same for all seeds.
@@ -83,8 +84,8 @@ def _check_groups_of_one(loaded: LoadedConfig, document: Document) -> None:
 
 def _check_micro_batches(loaded: LoadedConfig, document: Document) -> None:
     """Refuse a loss of the user whose values depend on the rows of its micro-batch."""
-    objective = loaded.components.objective(exact=False)
-    for slot, term in loaded.components.slots.items():
+    objective = loaded.objective(exact=False)
+    for slot, term in loaded.slots.items():
         if slot.kind == "loss" and term in objective.terms and term.component.source != "built-in":
             from retrain.run.before.probe import depends_on_rows  # imports torch, as the module of the loss does
 
@@ -139,7 +140,7 @@ def _check_problems(
     """
     if labels(loaded.config):
         return
-    for index, reward in enumerate(loaded.components.all("reward")):
+    for index, reward in enumerate(loaded.all("reward")):
         check = _check_of(reward)
         wrong = (
             {problem.place or problem.id: text for problem in problems() if (text := check(problem))} if check else {}
@@ -178,7 +179,7 @@ def _check_demonstrations(config: Config, task: Task, document: Document) -> Non
 def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -> None:
     """Record an error if a reward with the signature of another trainer reads a column that the data do not have."""
     columns = {"completion": "", "answer": problem.answer, "problem": problem.facts, "completion_ids": ()}
-    for index, reward in enumerate(loaded.components.all("reward")):
+    for index, reward in enumerate(loaded.all("reward")):
         form = form_of(reward.component)
         try:
             if form.name not in ("retrain", "group"):
@@ -202,7 +203,7 @@ def _has_chat_template(config: Config) -> bool | None:
 
 def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[Path, DataError]]:
     """Read the files of the sources in use; yield errors with the keys that name the files."""
-    for slot, source in loaded.components.in_use.items():
+    for slot, source in loaded.in_use.items():
         read = registry.source.traits_of(source.component).read if slot.kind == "source" else None
         if read is not None and (path := source.params[read[0]]) is not None:
             at = (*slot.params_path, read[0])

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.config.document import Document
-from retrain.config.resolve import LoadedConfig, Resolved, labels, needs_own_interpreter
-from retrain.config.schema import Config
+from retrain.config.loaded_config import LoadedConfig
+from retrain.config.slots import labels, needs_own_interpreter
 from retrain.errors import ComponentError, UserCodeError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def check_interpreter(loaded: LoadedConfig) -> None:
 
     document = Document(loaded.file, loaded.text, places=dict(loaded.places))
     try:
-        EnvPool(launch(loaded.config, loaded.components)).start().close()
+        EnvPool(launch(loaded)).start().close()
     except ComponentError as error:
         document.refuse(("environment", "name"), error.problem, error.fix)
         document.stop()
@@ -49,7 +49,7 @@ def check_endpoint(loaded: LoadedConfig, ranks: bool) -> None:
     """
 
     document = Document(loaded.file, loaded.text, places=dict(loaded.places))
-    pipeline = loaded.components.pipeline_of(loaded.objective)
+    pipeline = loaded.pipeline_of(loaded.objective(exact=True))
     for name in (stage.name for stage in pipeline.graph if "problems" in stage.reads):
         problem = f'"{name}" continues completions from a prefix, and a program cannot be reset to one'
         document.refuse(("algorithm", "algorithm_mode"), problem, "use other credit, such as grpo")
@@ -61,17 +61,18 @@ def check_endpoint(loaded: LoadedConfig, ranks: bool) -> None:
     document.stop()
 
 
-def launch(config: Config, resolved: Resolved) -> Launch:
+def launch(loaded: LoadedConfig) -> Launch:
     """Return the launch options of the environment workers."""
     from retrain.environments.contract import Limits
     from retrain.environments.env_pool import Launch
     from retrain.environments.env_process import Hello
 
+    config = loaded.config
     environment, pool, paths = config.environment, config.reward_pool, config.plugins.search_paths
     limits = Limits(
         environment.max_turns, environment.turn_tokens, environment.observation_tokens, config.training.max_tokens
     )
-    bound, hellos = iter(resolved.all("environment")), dict[str, Hello]()
+    bound, hellos = iter(loaded.all("environment")), dict[str, Hello]()
     for label, entry in zip(labels(config), config.environments or (environment,), strict=True):
         name = str(entry.name)
         environment_here = None if needs_own_interpreter(config, name) else next(bound)

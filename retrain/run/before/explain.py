@@ -14,10 +14,11 @@ from typing import Any
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Place, show
+from retrain.config.loaded_config import LoadedConfig, division, ratio_of, reward_columns
 from retrain.config.reported_metrics import reported_metrics
-from retrain.config.resolve import AUTO, LoadedConfig, division, ratio_of, reward_columns, slots
 from retrain.config.rules.credit_rules import idle
 from retrain.config.rules.section_rules import gpu_or_cpu
+from retrain.config.slots import AUTO, slots
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
@@ -49,19 +50,18 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
 
     config, engine = loaded.config, _engine(loaded)
     exact = _is_exact(loaded, engine["name"])
-    pipeline = loaded.components.pipeline_of(loaded.objective)
-    signals = [stage.bound for stage in pipeline.graph if stage.kind == "signal"]
+    pipeline = loaded.pipeline_of(loaded.objective(exact=True))
+    signals = [stage for stage in pipeline.graph if stage.kind == "signal"]
     signal_models = [
         model for signal in signals for model in registry.signal.traits_of(signal.component).held(signal.params)
     ]
-    bound = [(kind, component) for kind, several in loaded.components.bound.items() for component in several]
     return {
         "file": loaded.file,
         "run_directory": str(loaded.directory),
         "preset": _preset(loaded),
-        "components": _components(loaded, bound),
+        "components": _components(loaded),
         "imported": [
-            f"{kind} {component.name}" for kind, component in bound if component.component.source != "built-in"
+            f"{bound.kind} {bound.name}" for bound in loaded.slots.values() if bound.component.source != "built-in"
         ],
         "engine": engine,
         "overlap": _OVERLAP.format(config.rollout.overlap) if config.rollout.overlap else None,
@@ -75,7 +75,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "evaluation": _evaluation(loaded),
         "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
         "keys_that_nothing_reads": [show(path) for path in loaded.unread],
-        "metrics_of_a_step": [*reported_metrics(config, loaded.components)],
+        "metrics_of_a_step": [*reported_metrics(loaded)],
         "overrides": loaded.overrides,
         "probe": {"credit and loss": probe(loaded)},
     }
@@ -123,20 +123,20 @@ def text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value).replace("\n", "\\n")
 
 
-def _components(loaded: LoadedConfig, bound: Sequence[tuple[str, Bound]]) -> list[dict[str, Any]]:
+def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
     keys: dict[tuple[str, str], str] = {}
     for slot in slots(loaded.config, loaded.tables):
         keys.setdefault((slot.kind, slot.name), show(slot.path))
     return [
         {
-            kind: component.name,
-            "from": _source(component),
-            "key": keys[kind, component.name],
-            "reads": list(component.reads),
-            "params": masked(dict(component.params)),
-            "called": form_of(component.component).described() if kind == "reward" else None,
+            bound.kind: bound.name,
+            "from": _source(bound),
+            "key": keys[bound.kind, bound.name],
+            "reads": list(bound.reads),
+            "params": masked(dict(bound.params)),
+            "called": form_of(bound.component).described() if bound.kind == "reward" else None,
         }
-        for kind, component in bound
+        for bound in loaded.slots.values()
     ]
 
 
@@ -161,8 +161,8 @@ def _source(bound: Bound) -> str:
 
 def _engine(loaded: LoadedConfig) -> dict[str, Any]:
     """Return the engine with the reason for its choice and, with LoRA, how it applies the adapter."""
-    engines = loaded.components.engines(loaded.config.model.path)
-    if loaded.components.optional("engine"):
+    engines = loaded.engines()
+    if loaded.optional("engine"):
         name, why = engines[0].name, "set in [rollout] engine"
     elif choice := choose_engine_at(loaded.config.model.path):
         name, why = choice[0], f'"{AUTO}": {choice[1]}'
@@ -191,9 +191,9 @@ def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
 
 
 def _pipeline(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None) -> dict[str, Any]:
-    unused = idle(loaded.components)
-    corrections = " and ".join(correction.name for correction in loaded.components.objective(exact is True).corrections)
-    if corrections and exact is None and not loaded.objective.corrections:
+    unused = idle(loaded)
+    corrections = " and ".join(correction.name for correction in loaded.objective(exact is True).corrections)
+    if corrections and exact is None and not loaded.objective(exact=True).corrections:
         # An implicit correction depends on the engine.
         corrections += ", unless the engine's log-probs equal the trainer's"
     return {
@@ -204,19 +204,20 @@ def _pipeline(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None) -> d
         "correction_in_the_update": corrections or None,
         "reward_parts": [
             {"reward": name, "weight": weight}
-            for name, weight in reward_columns(loaded.components.all("reward"))
-            if any("reward_parts" in stage.reads for stage in loaded.components.contributing)
+            for name, weight in reward_columns(loaded.all("reward"))
+            if any("reward_parts" in stage.reads for stage in loaded.contributing)
         ],
         "rewards_that_train_nothing": [f"{loaded.config.rewards[index].name}: {why}" for index, why in unused.items()],
     }
 
 
 def _loss(loaded: LoadedConfig) -> dict[str, Any]:
-    used = [term.name for term in loaded.objective.terms]
-    off = [term.name for term in loaded.components.all("loss") if term.name not in used]
-    terms = [{"term": term.name, "weight": term.params["weight"]} for term in loaded.objective.terms]
-    reductions = [bound.name for bound in loaded.components.all("reduction")]
-    sft = {"sft_reduction": reductions[-1]} if loaded.objective.mixed else {}
+    objective = loaded.objective(exact=True)
+    used = [term.name for term in objective.terms]
+    off = [term.name for term in loaded.all("loss") if term.name not in used]
+    terms = [{"term": term.name, "weight": term.params["weight"]} for term in objective.terms]
+    reductions = [bound.name for bound in loaded.all("reduction")]
+    sft = {"sft_reduction": reductions[-1]} if objective.mixed else {}
     return {"terms": terms, "switched_off": off, "reduction": reductions[0]} | sft
 
 
@@ -242,7 +243,7 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     tokens = rows * training.max_tokens
     rounds = 1 + (rollout.max_resample if rollout.resamples else 0)
     return {
-        "greedy_completions_per_step": prompts if "greedy_rewards" in loaded.components.pipeline.reads else None,
+        "greedy_completions_per_step": prompts if "greedy_rewards" in loaded.pipeline.reads else None,
         "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
         **_sources(loaded, rows + source_rows),
         "response_tokens_per_step_at_most": tokens * rounds,
@@ -256,7 +257,7 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
 
 def _sources(loaded: LoadedConfig, rows: int) -> dict[str, Any]:
     """Return the number of rows that each source provides, out of the `rows` of a step."""
-    sources = loaded.components.sources
+    sources = loaded.sources
     counts = division(loaded.config, [*map(ratio_of, sources.values())])[1]
     written, files, others = 0, list[str](), list[dict[str, Any]]()
     for (name, source), count in zip(sources.items(), counts, strict=True):
@@ -329,7 +330,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         quantization=model.quantization,
         offload=loaded.config.distributed.offload,
     )
-    engine = loaded.components.optional("engine")
+    engine = loaded.optional("engine")
     remote = engine is not None and registry.engine.traits_of(engine.component).remote
 
     def megabytes(gpu: float) -> dict[str, float]:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from retrain.algorithms.graph.objective import Objective
-from retrain.algorithms.graph.pipeline import Pipeline
-from retrain.config.resolve import LoadedConfig
+from retrain.config.loaded_config import LoadedConfig
 from retrain.errors import RetrainError
 from retrain.registry import Bound
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
@@ -71,17 +70,16 @@ def gives_no_credit(loaded: LoadedConfig) -> bool:
 def _credit(loaded: LoadedConfig) -> tuple[Objective, Batch, float]:
     """Return the objective, the synthetic batch with its credit, and the share of its rows that are trained on."""
     training = loaded.config.training
-    components = loaded.components
     batch = synthetic_batch(training.group_size, training.max_tokens)
-    objective = components.objective(exact=False)
+    objective = loaded.objective(exact=False)
     needs_model = [
         stage.name
-        for stage in components.pipeline.graph
-        if stage.bound.component.stateful and not set(stage.bound.component.needs) <= set(_RUN_SCALARS)
+        for stage in loaded.pipeline.graph
+        if stage.component.stateful and not set(stage.component.needs) <= set(_RUN_SCALARS)
     ]
     batch = batch.replace(**{name: _stand_in(name, batch) for name in needs_model})
     given = frozenset((*needs_model, *POLICY_COLUMNS))
-    pipeline = Pipeline.resolve(components.stages(objective.signals), components.signal, given)
+    pipeline = loaded.pipeline_of(objective, given=given)
     pipeline.build(loaded.resources)
     pipeline.before(batch)
     batch, _ = pipeline.credit(batch)

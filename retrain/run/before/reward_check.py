@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from retrain.config.resolve import LoadedConfig, labels
+from retrain.config.loaded_config import LoadedConfig
+from retrain.config.slots import labels
 from retrain.errors import ConfigError, DataError
 from retrain.registry import reward
 from retrain.report.page import Table

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.algorithms.planning.planning_mask import advantage_split
 from retrain.errors import ComponentError
 from retrain.registry import KINDS, Bound, Component, find
@@ -21,15 +21,11 @@ def component(kind, target, name=None, contract="columns", **traits):
     return Component(kind, name, target, name, contract, KINDS[kind].traits(**traits), "dotted path").bind()
 
 
-def pipeline(advantage="grpo", transforms=(), signals=None, given=GIVEN, **stages):
-    bound = {
-        "advantage": find("advantage", advantage).bind() if isinstance(advantage, str) else advantage,
-        "transforms": tuple(t if isinstance(t, Bound) else find("transform", t).bind() for t in transforms),
-        "algorithm": None,
-        "uncertainty": find("uncertainty", "surprisal").bind(),
-        "filter": find("filter", "uninformative").bind(),
-    }
-    return Pipeline.resolve(Stages(**bound | stages), (signals or {}).get, given)
+def pipeline(advantage="grpo", transforms=(), signals=None, given=GIVEN, *, algorithm=None, uncertainty=None, **more):
+    first = algorithm or (find("advantage", advantage).bind() if isinstance(advantage, str) else advantage)
+    credit = [first, *(t if isinstance(t, Bound) else find("transform", t).bind() for t in transforms)]
+    computed = {"uncertainty": uncertainty or find("uncertainty", "surprisal").bind()} | (signals or {})
+    return Pipeline.resolve(credit, find("filter", "uninformative").bind(), computed.get, given=given, **more)
 
 
 def example(**columns):
