@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from retrain.cli.live_screen import Screen
+from retrain.display.live_screen import Screen
 from retrain.storage.run_files import read_rows
 
 WIDTH, FRAMES, SECONDS = 96, 16, 0.8

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from retrain.algorithms.graph.plain_functions import AlgorithmOutput as AlgorithmOutput
     from retrain.algorithms.graph.plain_functions import TransformContext as TransformContext
     from retrain.algorithms.graph.plain_functions import TransformOutput as TransformOutput
+    from retrain.api import CampaignResult as CampaignResult
+    from retrain.api import Run as Run
+    from retrain.api import run_campaign as run_campaign
+    from retrain.api import train as train
     from retrain.engines.torch_engine import TorchEngine as TorchEngine
     from retrain.environments.contract import Action as Action
     from retrain.environments.contract import Observation as Observation
-    from retrain.from_python import *  # noqa: F403
     from retrain.registry import find as find
     from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
     from retrain.registry.traits import Finding as Finding
@@ -38,7 +41,7 @@ _MODULES = {
     "TorchEngine": "retrain.engines.torch_engine",
     **dict.fromkeys(("build_model", "build_tokenizer"), "retrain.training.model.builtin_model"),
     **dict.fromkeys(("Action", "Observation"), "retrain.environments.contract"),
-    **dict.fromkeys(("CampaignResult", "Run", "run_campaign", "train"), "retrain.from_python"),
+    **dict.fromkeys(("CampaignResult", "Run", "run_campaign", "train"), "retrain.api"),
     **dict.fromkeys(("Batch", "ExpertRow", "Problem", "Request", "Rollout", "Sampling"), "retrain.types"),
     **dict.fromkeys(
         ("AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput"),

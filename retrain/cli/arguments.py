@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError
 from retrain.system.terminal import say
 
 File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
@@ -20,12 +20,6 @@ ApiKeyEnv = Annotated[
     str | None, typer.Option(help="Environment variable with the API key that clients must send. Unset: no key.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def warn(warnings: tuple[ConfigProblem, ...]) -> None:
-    """Print warnings to standard error."""
-    for warning in warnings:
-        say(f"warning: {warning}", error=True)
 
 
 def api_key(variable: str | None) -> str:

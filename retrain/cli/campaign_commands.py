@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retrain.cli.arguments import File, Json, Overrides, warn
+from retrain.cli.arguments import File, Json, Overrides
 from retrain.errors import ConfigError, Preempted, RetrainError
 from retrain.system.files import writing
-from retrain.system.terminal import say, shown
+from retrain.system.terminal import say, shown, warn
 
 if TYPE_CHECKING:
     from retrain.campaign.plan.load_campaign import LoadedCampaign
-    from retrain.campaign.verdict.verdict_page import Report
 
 
 def campaign(  # noqa: PLR0913 - one per option
@@ -61,23 +60,13 @@ def campaign(  # noqa: PLR0913 - one per option
 
 def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
     """Run a campaign, write its report and print the verdict. Exit with code 1 if a run has no result."""
+    from retrain.api import run_and_report
+
     with continuation(loaded.directory):
-        report, failed = reported(loaded, fresh, retry_failed, plain)
+        report, failed = run_and_report(loaded, fresh, retry_failed, plain)
     say_verdict(f"{report.text}\n\nCurves and tables: {report.files[0]}")
     if failed:
         raise typer.Exit(1)
-
-
-def reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> tuple[Report, bool]:
-    """Run a campaign with its display, and write its report; return it, and True if a run has no result."""
-    from retrain.campaign.driver import run_campaign
-    from retrain.campaign.schedule import Schedule
-    from retrain.campaign.verdict.verdict_page import write_report
-    from retrain.cli.campaign_display import matrix
-
-    with matrix(plain=plain) as observe:
-        directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    return write_report(directory.path), Schedule(directory).failed()
 
 
 @contextmanager
@@ -111,7 +100,7 @@ def worker(
     --limit no run is free before the next look, 130 by Ctrl-C.
     """
     from retrain.campaign.driver import work
-    from retrain.cli.campaign_display import matrix
+    from retrain.display.campaign_display import matrix
 
     with continuation(directory), matrix(plain=plain) as observe:
         failed = work(directory, observe, slots, gpus, limit)

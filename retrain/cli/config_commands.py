@@ -16,10 +16,10 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from retrain.cli.arguments import File, Json, Overrides, warn
+from retrain.cli.arguments import File, Json, Overrides
 from retrain.errors import ConfigError, UserCodeError
 from retrain.system.process import thread_waiting
-from retrain.system.terminal import say, shown
+from retrain.system.terminal import say, shown, warn
 
 if TYPE_CHECKING:
     from retrain.config.loaded_config import LoadedConfig

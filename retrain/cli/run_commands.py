@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.arguments import ApiKeyEnv, File, Overrides, warn
+from retrain.cli.arguments import ApiKeyEnv, File, Overrides
 from retrain.errors import ConfigError
 from retrain.system.process import launched, thread_waiting
-from retrain.system.terminal import say
+from retrain.system.terminal import say, warn
 
 if TYPE_CHECKING:
     from retrain.config.loaded_config import LoadedConfig
@@ -72,7 +72,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
         from retrain.run.launch import launch
 
         raise typer.Exit(launch(sys.argv[1:], ranks))
-    from retrain.cli.run_display import display
+    from retrain.display.run_display import display
     from retrain.run.session import Resume, run
 
     try:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.arguments import ApiKeyEnv, Overrides, Trust, api_key, needs_server, warn, warn_of_host
+from retrain.cli.arguments import ApiKeyEnv, Overrides, Trust, api_key, needs_server, warn_of_host
 from retrain.errors import ConfigError
 from retrain.system.http_client import address, is_loopback
-from retrain.system.terminal import say
+from retrain.system.terminal import say, warn
 
 if TYPE_CHECKING:
     from retrain.config.loaded_config import LoadedConfig
@@ -84,7 +84,7 @@ def _serve_policy(
 ) -> None:
     """Serve a trained model until a signal arrives."""
     needs_server()
-    from retrain.cli.run_lines import Lines
+    from retrain.display.run_lines import Lines
     from retrain.run.reopen import reopen
     from retrain.serve.http_app import Access
     from retrain.serve.policy_endpoint import PolicyEndpoint

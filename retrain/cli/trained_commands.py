@@ -48,7 +48,7 @@ def evaluate(
     from retrain.run.reopen import each_checkpoint, reopen
 
     if all_checkpoints:
-        from retrain.cli.run_lines import evaluation
+        from retrain.display.run_lines import evaluation
 
         for context in each_checkpoint(run, overrides or (), only_warnings, "scored", trust=trust):
             row = _measured(context, out)
@@ -274,7 +274,7 @@ def _picture(facts: list[dict[str, Any]]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from retrain.cli.campaign_display import picture
+    from retrain.display.campaign_display import picture
 
     return Group(
         *(Group(Text(shown(row["path"])), picture(row)) if "runs" in row else Group(*_lines(row)) for row in facts)

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
@@ -53,6 +53,12 @@ def say(text: str, error: bool = False) -> None:
         text = text.translate(_IN_ASCII).encode(encoding, "replace").decode(encoding)
     # A log that is followed, and a process that is killed, must show the last line.
     print(text, file=stream, flush=True)
+
+
+def warn(warnings: Iterable[object]) -> None:
+    """Print warnings to standard error."""
+    for warning in warnings:
+        say(f"warning: {warning}", error=True)
 
 
 class CleanHandler(logging.Handler):

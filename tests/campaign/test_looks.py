@@ -13,7 +13,7 @@ from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.schedule import Schedule, Status
 from retrain.campaign.verdict.run_reader import read_campaign
 from retrain.campaign.work.campaign_directory import CampaignDirectory, create
-from retrain.cli.campaign_display import picture
+from retrain.display.campaign_display import picture
 from retrain.errors import Preempted
 
 SWEEP = """

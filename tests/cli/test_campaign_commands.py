@@ -99,7 +99,7 @@ def test_validate_explain_and_schema_know_campaigns(swept, cli, monkeypatch):
 def test_the_live_matrix_says_what_the_numbers_of_a_running_run_are():
     from rich.console import Console
 
-    from retrain.cli.campaign_display import picture
+    from retrain.display.campaign_display import picture
 
     row = {"condition": "a", "seed": 0, "state": "running", "accuracy": 0.578, "steps": 75, "max_steps": 100}
     facts = {
@@ -122,7 +122,7 @@ def test_the_live_matrix_shows_conditions_by_seeds(swept, monkeypatch):
     from rich.console import Console
     from rich.live import Live
 
-    from retrain.cli.campaign_display import Matrix
+    from retrain.display.campaign_display import Matrix
 
     folder, _ = swept
     console = Console(width=100, record=True, force_terminal=True)

@@ -6,9 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from retrain.cli.live_screen import Screen
-from retrain.cli.run_display import display
-from retrain.cli.run_lines import Lines
+from retrain.display.live_screen import Screen
+from retrain.display.run_display import display
+from retrain.display.run_lines import Lines
 from retrain.system.terminal import clean
 
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.campaign.schedule import Status
-from retrain.cli.run_display import can_be_live
-from retrain.cli.run_lines import clock
+from retrain.display.run_display import can_be_live
+from retrain.display.run_lines import clock
 from retrain.system.terminal import forgiving_output, say, shown
 from retrain.types import Observer
 

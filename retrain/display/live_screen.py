@@ -15,7 +15,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from retrain.cli.run_lines import TimeLeft, clock, nothing, shown_metrics
+from retrain.display.run_lines import TimeLeft, clock, nothing, shown_metrics
 from retrain.system.terminal import shown
 
 _BARS = "▁▂▃▄▅▆▇█"

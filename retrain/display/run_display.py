@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from retrain.cli.run_lines import Lines
+from retrain.display.run_lines import Lines
 from retrain.system.masking import masked
 from retrain.system.terminal import forgiving_output
 from retrain.types import Observer
@@ -46,7 +46,7 @@ def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
             return
         from rich.live import Live
 
-        from retrain.cli.live_screen import Screen
+        from retrain.display.live_screen import Screen
 
         screen = Screen(console)
         # Two frames per second keep the clock moving and use about 1% of a core.

@@ -1,0 +1,1 @@
+"""Progress of runs and campaigns, on a live screen or in lines."""
