@@ -52,6 +52,7 @@ def campaign(  # noqa: PLR0913 - one per option
         from retrain.campaign.work.campaign_directory import create
         from retrain.campaign.work.slurm import slurm_script
 
+        # "auto" counts the processors of the machine that runs the job, not of this one.
         slots = loaded.settings.slots
         say(slurm_script(create(loaded, fresh), None if slots == "auto" else slots).rstrip("\n"))
         return

@@ -60,6 +60,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     loaded = load(file, overrides or ())
     warn(loaded.warnings)
     mode_and_checkpoint = _resume_mode(resume, loaded.config.checkpoint.resume, fresh)
+    # Before the SLURM script is printed, so that a job that cannot run is refused here.
     around = _around(loaded, (serve, patience, api_key_env), launched() or ranks > 1 or slurm is not None)
     if slurm is not None:
         from retrain.run.launch import slurm_script
@@ -68,6 +69,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
             raise typer.BadParameter("a SLURM job resumes its run: remove --fresh, --json and any other --resume")
         say(slurm_script(loaded.directory, file, overrides or (), allow_change or (), ranks, slurm))
         return
+    # The launcher starts this command again for each rank, with the environment variables of `launched`.
     if ranks > 1 and not launched():
         from retrain.run.launch import launch
 

@@ -117,10 +117,12 @@ class Binder:
         """
         table = self.document.data.get(component.table, {})
         beside = dict(slot.params) if slot.inline or component.has_params_table else {}
+        # Several dotted paths share [algorithm.transform_params], and each takes what it has.
         if beside and not slot.inline and self._readers(slot.params_path) > 1:
             beside = component.takes(beside)
         if not isinstance(table, dict):
             return beside
+        # With one reader every unknown key is a mistake; with several it may be a key of another.
         has_one_reader = len(registry.components(tables=[component.table])) == 1
         return (dict(table) if has_one_reader else component.takes(table)) | beside
 

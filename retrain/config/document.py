@@ -75,6 +75,7 @@ class Document:
 
     def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
+        # A missing key has no place of its own; the innermost table around it has.
         around = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.places), ())
         place = self.places.get(around, Place(self.file, 1, 1, ()))
         key = show((*place.typed, *path[len(around) :]))
@@ -100,6 +101,7 @@ class Document:
         """Raise ConfigError with all errors, in the order of the file, if there are any."""
         if not self.problems:
             return
+        # Several evaluation sets can have the same mistake, which is reported once.
         in_order = sorted(dict.fromkeys(self.problems), key=lambda problem: (problem.line, problem.column))
         error = ConfigError(in_order)
         for trace in self.traces:
@@ -112,6 +114,7 @@ class Document:
             table = self.data.get(str(alias[0]))
             if not isinstance(table, dict) or alias[1] not in table:
                 continue
+            # The schema reports a section that is not a table.
             if not isinstance(self.data.setdefault(str(key[0]), {}), dict):
                 continue
             if key in self.places:
@@ -129,6 +132,7 @@ class Document:
         path: Path = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
         path = ALIASES.get(path, path)
         value = _value(typed.strip())
+        # Errors and the stored file show the flag, which must not show a secret.
         secret = any(literal_secrets({part: value}) for part in name.strip().split("."))
         flag = f"--set {name}={HIDDEN}" if secret else f"--set {text}"
         if not equals:
@@ -136,12 +140,14 @@ class Document:
         elif len(path) > _MAX_PARTS:
             problem = f"the key has {len(path)} parts"
         else:
+            # Tables that the flag creates have its place too.
             around = [path[:depth] for depth in range(1, len(path) + 1)]
             problem = self.set(path, value, {part: Place(flag, 0, 0, part) for part in around})
         if problem:
             fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
             return path
+        # See `take_text`.
         if not isinstance(value, str):
             self.typed[path] = typed.strip()
         if (other := ALTERNATIVES.get(path)) is not None:
@@ -169,8 +175,10 @@ class Document:
             if depth == len(path) - 1:
                 node[part] = value
             else:
+                # An index as the next part means that this key is a list.
                 inner: Any = [] if isinstance(path[depth + 1], int) else {}
                 node = node.setdefault(part, inner) if isinstance(node, dict) else node[part]
+        # A value replaces all that was set below its key.
         self.forget(path)
         self.places |= {part: places[part] for part in places if part not in self.places}
         return ""
@@ -210,6 +218,7 @@ class Document:
         section = self.data.get("algorithm")
         below: dict[str, Any] = section if isinstance(section, dict) else {}
         displaced: Iterable[str] = ()
+        # The three keys replace each other, so that the last layer decides which method is trained.
         if "algorithm_mode" in named:
             self.lower = {path for path, _ in leaves(self.data)}
             displaced = _CREDIT if _is_algorithm(named["algorithm_mode"]) else ()
@@ -239,6 +248,7 @@ def read(file: str | FilePath, overrides: Sequence[str] = (), text: str | None =
             document.
     """
     document = _over_bases(_parsed(str(file), text), (FilePath(file).resolve(),))
+    # Overrides are one layer, above all files.
     document.override_all(overrides)
     return document
 
@@ -261,6 +271,7 @@ def _over_bases(document: Document, chain: tuple[FilePath, ...]) -> Document:
         raise ConfigError([document.at(at, problem, 'write extends = "base.toml", relative to this file')])
     if len(chain) > _MAX_CHAIN:
         raise ConfigError([document.at(at, f"more than {_MAX_CHAIN} files extend each other", "merge some of them")])
+    # Resolved, so that a cycle through a symbolic link is found.
     if path.resolve() in chain:
         raise ConfigError([document.at(at, f'"{value}" extends this file in turn', "break the cycle")])
     base = _over_bases(_parsed(str(path)), (*chain, path.resolve()))
@@ -277,6 +288,7 @@ def flat(file: str, data: Mapping[str, Any]) -> str:
 def _parsed(name: str, text: str | None = None) -> Document:
     """Parse a file, or the text that is given in its place."""
     try:
+        # Windows editors write a byte order mark, which TOML does not allow.
         text = FilePath(name).read_bytes().decode("utf-8-sig") if text is None else text
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -404,6 +416,7 @@ def _value(text: str) -> Any:
         document = tomli.loads(f"value = {text}")
     except (tomli.TOMLDecodeError, *_PARSER_ERRORS):
         return text
+    # "1\nother = 2" is valid TOML of two keys, and no value.
     return document["value"] if len(document) == 1 else text
 
 

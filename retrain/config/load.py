@@ -54,6 +54,7 @@ def load(file: FilePath | str, overrides: Sequence[str] = (), text: str | None =
     if "campaign" in document.data:
         raise ConfigError([document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {file}")])
     loaded = validate(document)
+    # A campaign judges unread keys over all conditions, so that `validate` only collects them.
     mistakes, odd = judged(loaded.unread.items(), bool(overrides))
     if mistakes:
         raise ConfigError(mistakes)
@@ -84,14 +85,17 @@ def validate(document: Document) -> LoadedConfig:
         from retrain.config.preset_keys import apply_preset
 
         preset = apply_preset(document)
+    # Below a preset: what a task recommends yields to all that a file says.
     apply_task_settings(document)
     loaded, binder = _check_schema(document)
     _check_rules(document, binder, loaded)
     sets = _eval_sets(document, loaded.config)
     unread = {finding.at: document.at(finding.at, finding.problem, finding.fix) for finding in unread_keys(loaded)}
     if preset is not None:
+        # A preset may set keys of components that the file replaces; they are no mistake of the file.
         preset.unread.extend(path for path in unread if _from_preset(path, document, preset))
         unread = {path: problem for path, problem in unread.items() if path not in preset.unread}
+    # A key that only an evaluation set reads is read.
     unread = {path: problem for path, problem in unread.items() if all(path in other.unread for other in sets.values())}
     warnings = [*document.warnings, *(warning for config_of_set in sets.values() for warning in config_of_set.warnings)]
     return replace(loaded, warnings=tuple(dict.fromkeys(warnings)), preset=preset, unread=unread, sets=sets)
@@ -113,6 +117,7 @@ def _check_schema(document: Document) -> tuple[LoadedConfig, Binder]:
     """
     load_catalog = cache(_known_keys)
     config, wrong = _sections(document, load_catalog)
+    # A list with an invalid entry is invalid as a whole, so its names are not looked up.
     named = [slot for slot in slots(config, document.data) if not {slot.path[:1], slot.path[:2]} & wrong]
     deferred = [slot for slot in named if needs_import(slot)]
     naming = [(name,) for name in (*(kind.key[0] for kind in registry.KINDS.values() if kind.key), *MIXED)]
@@ -124,9 +129,11 @@ def _check_schema(document: Document) -> tuple[LoadedConfig, Binder]:
     pending = _tables(document, load_catalog, absent, may_import, likely)
     _check_text(document, config)
     binder = Binder(document, named, config.plugins.search_paths, load_catalog)
+    # Code of the user runs only if nothing else is wrong: importing it may take seconds or have effects.
     bound = {slot: binder.bind(slot) for slot in named if slot not in deferred}
     document.stop()
     bound |= {slot: binder.bind(slot) for slot in deferred}
+    # The imports may have registered components that read these tables.
     if pending:
         _tables(document, cache(_known_keys), absent)
     document.stop()
@@ -168,6 +175,7 @@ def _check_columns(document: Document, loaded: LoadedConfig) -> None:
         ("algorithm", "transform_mode"): lambda: loaded.pipeline,
     }
     for path, resolve in steps.items():
+        # Each step needs the results of those before it, so that the first error ends the loop.
         try:
             resolve()
         except ComponentError as error:
@@ -271,6 +279,7 @@ def _tables(
                 registry.table_schema(readers).model_validate(document.data[name])
             except ValidationError as error:
                 if document.take_text(error, (name,)):
+                    # Again, with the text that --set typed.
                     tables.append(name)
                 else:
                     collect(document, error, load_catalog(), lambda location, table=name: (table, *location))

@@ -91,7 +91,9 @@ class LoadedConfig:
 
         named = zip(mixed_labels(self.config), bound, entries, strict=True)
         parts = {
-            label: WeightedTask(task.build({"seed": derive_seed(seed, label)}), e.weight) for label, task, e in named
+            # Each task has random numbers of its own, so that adding one does not change the problems of the others.
+            label: WeightedTask(task.build({"seed": derive_seed(seed, label)}), e.weight)
+            for label, task, e in named
         }
         return Mixture(seed, parts)
 
@@ -171,6 +173,7 @@ class LoadedConfig:
         chain = self.all("transform")
         corrections = chain[len(self._credit_chain()) :]
         anchored = any("sampler_logprobs" in term.reads for term in self.all("loss") if term.params["weight"] != 0)
+        # One importance weight is enough: two would multiply.
         if not exact and not anchored and not any(map(_is_weight, chain)):
             usual = self.named("transform", DEFAULT_CORRECTION)
             corrections = (*corrections, usual) if usual else corrections

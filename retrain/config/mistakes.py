@@ -55,6 +55,7 @@ def catalog(tables: Mapping[str, Any]) -> Catalog:
     keys_of_tables: Catalog = {(): list(tables)}
     for name, model in tables.items():
         keys_of_tables |= dict(_models((name,), model))
+    # An alias is a valid key where it is written, and must not be called unknown.
     for alias in ALIASES:
         keys_of_tables.setdefault((str(alias[0]),), []).append(str(alias[1]))
     return keys_of_tables
@@ -200,6 +201,7 @@ def _retype(path: Path, wanted: str, value: Any) -> str:
     if "string" in wanted:
         return f"write {key} = {_toml(str(value))}" if not isinstance(value, (list, dict)) else "give a single string"
     if wanted == "a list":
+        # "a, b" is what a user writes who does not know that TOML has lists.
         items = value.split(",") if isinstance(value, str) else [value]
         return f"write {key} = [{', '.join(_toml(_number(item)) for item in items)}]"
     if isinstance(value, str) and not isinstance(number := _number(value), str):

@@ -15,10 +15,13 @@ import tomli
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a document to a value."""
 
+# Commas count as blank: the scanner need not check a syntax that tomli has accepted.
 _BLANK = re.compile(r"(?:[ \t\n,]|#[^\n]*)*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SCALAR = re.compile(r"[^,\]}#\n]+")
 _STRINGS = tuple(
+    # Longest delimiters first, so that """ is not read as an empty string and a quote. Up to two quotes may stand
+    # before the closing three, hence {3,5}.
     re.compile(pattern, re.DOTALL)
     for pattern in (r'"""(?:\\.|(?!""").)*"{3,5}', r"'''(?:(?!''').)*'{3,5}", r'"(?:\\.|[^"\\])*"', r"'[^']*'")
 )
@@ -38,6 +41,7 @@ def positions(text: str) -> dict[Path, tuple[int, int]]:
 
     Entries of a list of tables are numbered in the order of their headers: `("rewards", 0, "weight")`.
     """
+    # tomli counts columns after this replacement, too.
     return _Scanner(text.replace("\r\n", "\n")).document()
 
 
@@ -63,6 +67,7 @@ class _Scanner:
 
     def mark(self, path: Path, at: int) -> None:
         line = bisect_right(self.lines, at)
+        # The first header of a table wins: a later [table.inner] marks `table` again.
         self.found.setdefault(path, (line, at - self.lines[line - 1] + 1))
 
     def take(self, pattern: re.Pattern[str]) -> str:
@@ -82,6 +87,7 @@ class _Scanner:
         path: Path = ()
         for name in names[:-1]:
             path = self.latest_entry((*path, name))
+            # [a.b] makes the table `a` as well, and an error may be about it.
             self.mark(path, start)
         path = (*path, names[-1])
         self.mark(path, start)
@@ -102,6 +108,7 @@ class _Scanner:
             start = self.at
             quoted = self.text[self.at] in "\"'"
             word = self.string() if quoted else self.take(_BARE_KEY)
+            # tomli resolves the escapes of a quoted key.
             names.append((str(tomli.loads(f"key = {word}")["key"]) if quoted else word, start))
             self.skip_blank()
             if self.text[self.at] != ".":

@@ -42,12 +42,14 @@ def apply_preset(document: Document) -> Preset | None:
     if not is_users and name not in preset_names():
         return None
     file = _users_file(document, str(name)) if is_users else FOLDER / f"{name}.toml"
+    # Only this machine has the file, and a stored run must open elsewhere.
     if is_users:
         del document.data["algorithm"]["algorithm_mode"]
     if file is None:
         return None
     source = read(file)
     document.problems += source.problems
+    # `_expand` empties `lower`.
     layered = bool(document.lower)
     preset = _expand(document, source, str(name))
     if is_users or layered:  # one file without layers, in which the preset replaces nothing
@@ -65,6 +67,7 @@ def _expand(document: Document, source: Document, name: str) -> Preset:
             continue
         preset.keys[show(path)] = value
         set_at = set_already(document.data, path)
+        # The layer that names the preset is above the layers that set this key.
         if set_at == path and any(overlap(path, key_path) for key_path in lower):
             preset.outranked[path] = document.at(path, *_replaces(name, path, value))
             document.forget(path)
@@ -73,6 +76,7 @@ def _expand(document: Document, source: Document, name: str) -> Preset:
             _keep(document, preset, path, set_at)
         else:
             document.set(path, value, _places(document, source, name, path))
+    # The keys of the preset are set now; what comes later is above all of them.
     document.lower = set()
     return preset
 

@@ -345,6 +345,7 @@ class Config(Section):
     def _real_model_defaults(cls, data: Any) -> Any:
         """Fill in defaults that depend on LoRA and on whether the model's weights are random."""
         match data:
+            # Before validation: afterwards a default looks like a value that was written.
             case {"model": {"path": str(path), **others}} if path != RANDOM_MODEL:
                 lora = LORA_DEFAULTS if others.get("lora") is not None else {}
                 given = [name for name in REAL_MODEL_DEFAULTS if isinstance(data.get(name, {}), Mapping)]

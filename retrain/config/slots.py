@@ -74,6 +74,7 @@ def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
             around: Path = (section,) if whole else (section, index)
             params = getattr(entry, params_key) if params_key else {}
             at = (*around, params_key) if params_key else ()
+            # Its code is imported by the workers, whose interpreter has its packages.
             if kind.name == "environment" and needs_own_interpreter(config, getattr(entry, key)):
                 continue
             for index_path, name in _named(kind.name, getattr(entry, key)):
@@ -81,6 +82,7 @@ def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
                 yield Slot(
                     kind.name, name, (*around, key, *index_path), at, params, bool(mixed) or key == "name", weight
                 )
+        # A parameter can name a component, too, such as [mix] sft_reduction.
         for component in registry.components(tables=tables):
             table = tables.get(component.table)
             for key, info in component.schema.model_fields.items():

@@ -115,6 +115,7 @@ class Call:
         """Check the name of a metric and return it. It must be valid and not used by the run itself."""
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 200:
             raise self.fail(f"{shown(name)} is not a valid name of a metric; use text such as {self.kind}/{self.name}")
+        # "policy/" is shared with loss terms, but this one name is the run's.
         if name.partition("/")[0] in RESERVED or name == "policy/entropy":
             raise self.fail(f'the name of metric "{name}" is taken by the run; use another, such as "my/{name}"')
         return name
@@ -200,6 +201,7 @@ def own_frames(error: BaseException) -> str:
     """
     stack = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)] or stack[-1:]
+    # A recursion has a thousand frames; the last 20 name it.
     return "".join(traceback.format_list(user_frames[-20:])).rstrip()
 
 

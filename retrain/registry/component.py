@@ -131,6 +131,7 @@ class Component:
             return target
         names = {"__module__": target.__module__, "__doc__": target.__doc__}
         whole: Any = target if protocol in target.__mro__ else type(target.__name__, (target, protocol), names)
+        # Our own classes are checked by tests; plug-ins pay for checks at each call.
         if self.source == "built-in":
             return whole
         from retrain.registry.method_checks import checked
@@ -151,12 +152,14 @@ class Component:
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
                 fields[parameter.name] = (_annotation(self.target, parameter), default)
+        # Every term has a weight, also one whose function does not take it.
         if isinstance(self.traits, LossTraits) and "weight" not in fields:
             fields["weight"] = (float, float(self.traits.weight))
         if self.contract != "columns":
             config = OPEN
         try:
             made = create_model(f"{self.kind}_{self.name}", __config__=config, **fields)
+            # `retrain schema` needs it; a type without one is found here, with the name of the plug-in.
             if self.source != "built-in":
                 made.model_json_schema()
         except PydanticUserError as error:
@@ -355,6 +358,7 @@ class Kind(Generic[P, T_co]):
         def decorate(target: F) -> F:
             check_signature(target, self.is_generator, self.is_async)
             registered = REGISTERED.get((self.name, name))
+            # A module that is reloaded, as in a notebook, registers its components again.
             if registered is not None and _place(registered.target) != _place(target):
                 raise ComponentError(
                     f"{self.name} {name!r} is registered twice: {_place(registered.target)} and {_place(target)}",
@@ -380,6 +384,7 @@ def check_signature(target: Callable[..., Any], is_generator: bool = False, is_a
         ComponentError: the signature has `*args`, which name no column; the function is not a generator
             although its kind requires one; or it is async or a generator although its kind does not allow it.
     """
+    # `vars`: every class inherits a `__call__` from its metaclass.
     called: Any = vars(target).get("__call__") if inspect.isclass(target) else target
     if is_generator and not inspect.isgeneratorfunction(called):
         raise ComponentError(f"{_place(target)} is not a generator", "use `reply = yield text` to query the model")

@@ -31,6 +31,7 @@ class _RunFinder(MetaPathFinder):
 
     def __init__(self, run: Path) -> None:
         run = run.resolve()
+        # A run of a campaign lies in CAMPAIGN/cells/CONDITION/SEED.
         self._run = run.parents[2] if run.match("cells/*/*") else run
 
     def find_spec(
@@ -46,6 +47,7 @@ class _RunFinder(MetaPathFinder):
 def refused(run: Path) -> Generator[None]:
     """Refuse inside the block to import files of a run directory, and dotted paths to code that is not the user's."""
     finder = _RunFinder(run)
+    # First, before the finder that would load the file.
     sys.meta_path.insert(0, finder)
     try:
         yield

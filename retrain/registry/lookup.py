@@ -111,6 +111,7 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
         ComponentError: the component does not exist (the message suggests the nearest name), importing its module
             raised an exception (the error has the traceback), or its signature does not fit the kind.
     """
+    # The import registers the component.
     if name in BUILT_IN.get(kind, ()):
         _import_built_in(kind, name)
     if (kind, name) in REGISTERED:
@@ -202,6 +203,7 @@ def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
     for reader in readers:
         for key, info in reader.schema.model_fields.items():
             if info.is_required() and not all(key in other.schema.model_fields for other in readers):
+                # The original belongs to the schema of the component.
                 info = copy.copy(info)
                 info.default = None
             fields[key] = (info.annotation, info)
@@ -307,8 +309,10 @@ def _search(search_paths: Sequence[str | Path]) -> Generator[None]:
     Afterwards they are at the end of `sys.path`, for later imports by the user's code.
     """
     directories = [str(directory) for directory in _directories(search_paths)]
+    # The user's folders come first, so that their file wins over an installed module of its name.
     before = list(sys.path)
     sys.path[:0] = directories
+    # The file may have been written since Python listed its folder.
     importlib.invalidate_caches()
     try:
         yield

@@ -55,8 +55,10 @@ def module_hashes(names: Iterable[str]) -> dict[str, str]:
         if not file.is_file():
             continue
         data = file.read_bytes()
+        # 64 bits: a chance collision is out of the question, and the record stays readable.
         hashes[name] = hashlib.sha256(data).hexdigest()[:16]
         loaded_spec, loaded_hash = _imported.setdefault(name, (spec, hashes[name]))
+        # A reload makes another spec: the new file is what runs.
         if loaded_spec is not spec:
             _imported[name] = (spec, hashes[name])
         elif loaded_hash != hashes[name]:

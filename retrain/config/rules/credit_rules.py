@@ -52,6 +52,7 @@ def idle(loaded: LoadedConfig) -> dict[int, str]:
     return {
         index: reason + (" unless the rewards before it return None" if index in judges else "")
         for index, reward in enumerate(rewards)
+        # The first reward that measures correctness decides `correct`, whatever reads the sum.
         if reward.params["weight"] != 0 and index not in (judges or [0])[:1]
     }
 
@@ -144,6 +145,7 @@ def own_rows(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     if prompts < 1:
         whose = "expert rows" if not any(brings(source, "rollouts") for source in used) else "rows of sources"
         problem = f"{sum(rows)} of {batch * group} rows are {whose}: no room for a prompt with {group} completions"
+        # Rounded down, so that the number in the message is valid itself.
         most = int((1 - 1 / batch) * 1000) / 1000
         together = "" if len(used) == 1 else " together"
         fix = f"use a ratio of at most {most:g}{together}" if batch > 1 else "raise [training] batch_size"

@@ -76,6 +76,7 @@ def rounding(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
 
 def gpu_or_cpu(device: str) -> Literal["cuda", "cpu"]:
     """Return the kind of device that `[training] device` means on this machine, without importing torch."""
+    # The driver of NVIDIA makes this file; importing torch to ask would take seconds.
     return "cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu"
 
 
@@ -153,6 +154,7 @@ def eval_sets(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
         at = ("eval", "sets", index, "name")
         if name in names[:index]:
             yield Finding(at, f'two sets are called "{name}"', "rename one of them")
+        # eval/task/... and eval/time/... are metrics of every evaluation.
         if name in ("task", "time"):
             yield Finding(at, f'"{name}" is reserved for other metrics of an evaluation', "choose another name")
     if names and config.environments:

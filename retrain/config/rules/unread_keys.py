@@ -25,6 +25,7 @@ def unread_keys(loaded: LoadedConfig) -> Iterator[Finding]:
 
     A component reads the keys of its schema, except those that its trait `when` switches off.
     """
+    # An algorithm replaces the advantage, which then reads nothing.
     replaced = "advantage" if loaded.optional("algorithm") else ""
     used = {slot: component for slot, component in loaded.slots.items() if slot.kind != replaced}
     readers = [*_readers(loaded, used)]
@@ -91,6 +92,7 @@ def _readers(loaded: LoadedConfig, used: Mapping[Slot, Bound]) -> Iterator[tuple
     """
     for slot, component in used.items():
         yield component, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
+    # With "auto" all engines that may be chosen are readers, because the choice needs the model.
     engines = loaded.engines()
     on_policy = not loaded.config.rollout.ahead
     exact = on_policy and all(registry.engine.traits_of(engine.component).exact for engine in engines)
