@@ -84,6 +84,7 @@ def _write_plugin(kind: str, name: str, force: bool) -> None:
     kinds = {path.stem: path for path in sorted((Path(__file__).with_name("templates") / "plugin").iterdir())}
     if kind not in kinds:
         raise ConfigError.at("--plugin", kind, "there is no such template", f"use one of {', '.join(kinds)}")
+    # The file NAME.py would hide an installed module of this name from everything that is run beside it.
     taken = iskeyword(name) or (name.isidentifier() and find_spec(name) and not Path(f"{name}.py").exists())
     if taken or not name.isidentifier():
         problem = "is not a name that a module of yours can have"
@@ -183,6 +184,7 @@ def _search(pages: Mapping[str, str], topic: str) -> list[str]:
         rarity = math.log(len(texts) / max(1, sum(count > 0 for count in counts.values())))
         for address, count in counts.items():
             in_heading = pattern.search(texts[address].partition("\n")[0]) is not None
+            # count / (count + 1): the first mention says more than the tenth.
             scores[address] += rarity**2 * (count / (count + 1) + 2 * in_heading)
     return [address for address in sorted(scores, key=lambda address: -scores[address])[:8] if scores[address] > 0]
 
@@ -238,6 +240,7 @@ def plugins(
     rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
     rows += [_described(component) for component in components(kind)]
     listed = {(row["kind"], row["name"]) for row in rows}
+    # `components` leaves out entry points that cannot be imported; a user wants to see why.
     rows += [
         _installed(of, name)
         for of in KINDS

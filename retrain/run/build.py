@@ -66,6 +66,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
     task = tasks[""]
     if (curriculum := loaded.optional("curriculum")) is not None:
         task: Task = curriculum.build({"seed": config.training.seed, "task": task})
+    # Before the model is loaded, which takes minutes.
     for _, error in unreadable_sources(loaded):
         raise error
     context = build_sampling(loaded, directory, task, observe)
@@ -75,6 +76,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
     context.pool = reward_pool(loaded, ranks, directory.path)
     context.env_pool = build_env_pool(loaded, model, ranks, directory.path)
     if context.env_pool is None:
+        # Continuations need the sampler, which did not exist when the resources were made.
         continue_from: Continuations = resources["continue_from"]
         continue_from.begin(config, model, context.sampler, context.pool)
     context.row_sources = _row_sources(loaded, resources, observe)
@@ -296,6 +298,7 @@ def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Rank
         return cpu_threads(0, sys.maxsize)
     separate_device = engine is not None and registry.engine.traits_of(engine.component).remote
     size = sum(p.numel() for p in model.parameters()) if asked == "auto" else sys.maxsize
+    # Sampler and trainer would otherwise take the cores from each other.
     at_once = 2 if loaded.config.rollout.ahead and not separate_device else 1
     return cpu_threads(size, at_once * int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)))
 

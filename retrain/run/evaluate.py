@@ -56,6 +56,7 @@ def measure(context: RunContext, step: int) -> Evaluation:
     evaluations = {name: _measure(set_context) for name, set_context in context.sets.items()}
     if context.config.eval.problems or not evaluations:
         evaluations = {"": _measure(context), **evaluations}
+    # With [eval] problems = 0 the first set stands for the whole, so that campaigns find an accuracy.
     whole = next(iter(evaluations.values())).row
     sets = {
         f"{name}/{key}": value
@@ -138,6 +139,7 @@ def _figures(
         "ci_high": high,
         "avg_tokens": sum(rollout.length for rollout in several) / len(several),
         "truncated": sum(rollout.truncated for rollout in several) / len(several),
+        # A count, not a share: one failure of a thousand matters.
         "failed": sum(rollout.reward is None for rollout in several),
         "problems": len(sampled),
         f"avg@{samples}": accuracy,

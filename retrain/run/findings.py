@@ -61,6 +61,7 @@ class Evidence:
 
         The row is new since the last look.
         """
+        # Findings are called every `_EVERY` steps, and must not miss a streak that ended in between.
         ends = range(len(self.rows), max(steps, len(self.rows) - _EVERY + 1) - 1, -1)
         return next((self.rows[end - 1] for end in ends if all(map(test, self.rows[end - steps : end]))), {})
 
@@ -70,6 +71,7 @@ def no_update(run: Evidence) -> str:
     rows = run.rows[-_EVERY:]
     if not rows or any(map(weights_changed, rows)) or (len(rows) < _EVERY and not run.ended):
         return ""
+    # Groups without credit are the usual reason, and point to the fix.
     wrong, right = (sum(row.get(f"skipped/all_{kind}", 0) for row in rows) for kind in ("wrong", "correct"))
     best = max(row.get("reward/accuracy", 0.0) for row in run.rows)
     fix = 'see "The reward stays 0"' if wrong >= right else "use harder problems, or stop"
@@ -118,6 +120,7 @@ def _destroyed(run: Evidence, now: Mapping[str, Any]) -> str:
 def weights_changed(row: Mapping[str, Any]) -> bool:
     """Return True if a step's row of metrics says that its update changed the weights."""
     idle = row.get("update/skipped") == 1 or row.get("optim/lr") == 0 or row.get("grad/norm") == 0
+    # A held update trains a component, such as a critic, and leaves the policy as it is on purpose.
     return not idle or "update/held" in row
 
 
@@ -168,6 +171,7 @@ def cut_off(run: Evidence) -> str:
         return ""
     if destroyed := _destroyed(run, row):
         return destroyed
+    # `quantiles` needs two values.
     lengths, most = sorted(rollout.length for rollout in run.rollouts) or [0], run.config.training.max_tokens
     tenths = quantiles(lengths, n=10) if len(lengths) > 1 else lengths * 9
     return (
@@ -178,6 +182,7 @@ def cut_off(run: Evidence) -> str:
 
 def entropy_gone(run: Evidence) -> str:
     """The entropy is below a tenth of its start in three consecutive updates, while accuracy is below .9."""
+    # Relative to the start: nats depend on the vocabulary.
     first = next((row["policy/entropy"] for row in run.rows if "policy/entropy" in row), 0.0)
 
     def gone(row: Mapping[str, Any]) -> bool:
@@ -221,9 +226,12 @@ def reward_without_accuracy(run: Evidence) -> str:
     if len(values) < _EVERY or len(run.evals) < 2 or run.evals[-1]["step"] < len(run.rows) - _EVERY:
         return ""
     halves = values[: len(values) // 2], values[len(values) // 2 :]
+    # Two standard errors, a 95% interval.
     error = 2 * sqrt(sum(variance(half) / len(half) for half in halves))
+    # Accuracy is between 0 and 1, so the reward is scaled to the largest that it can be.
     most = sum(abs(reward.params["weight"]) for reward in run.rewards) or 1.0
     points, low, high = change(run.evals)
+    # Only a rise beyond both intervals is a contradiction, so that noise raises no alarm.
     if low > 0 or (fmean(halves[1]) - fmean(halves[0]) - error) / most <= max(high, 0.0):
         return ""
     gaps = [(abs(r.reward / most - bool(r.correct)), r) for r in run.rollouts if r.reward is not None]
@@ -298,6 +306,7 @@ class RunFindings:
     def __init__(self, evidence: Evidence, start: int, directory: RunDirectory, observe: Observer) -> None:
         self.evidence, self._directory, self._observe = evidence, directory, observe
         over = start >= evidence.config.training.max_steps
+        # Steps after the checkpoint are repeated, with their findings.
         earlier = [finding for finding in directory.facts.get("findings", ()) if finding["step"] <= start]
         self._found = [finding for finding in earlier if over or finding["name"] != nothing_learned.__name__]
         self._write()

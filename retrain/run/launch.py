@@ -106,6 +106,7 @@ class Launcher(SignalHandler):
         shared = {"WORLD_SIZE": str(self._size), "LOCAL_WORLD_SIZE": str(self._size), RENDEZVOUS: address}
         for number in range(self._size):
             rank_variables = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
+            # Only rank 0 speaks to the terminal; the files of the others are shown if they fail.
             output = None if number == 0 else (folder / str(number)).open("wb")
             self._ranks.append(start(self._command, rank_variables, stdout=output, stderr=output))
 
@@ -119,6 +120,7 @@ class Launcher(SignalHandler):
             if self._collect():
                 return
             time.sleep(0.1)
+        # Rank 0 knows which component failed, which an exit code does not say.
         deadline = time.monotonic() + _GRACE_S
         while not self._collect() and 0 not in self._ended and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -148,6 +150,7 @@ class Launcher(SignalHandler):
             say(f"rank {number} failed first ({cause}); {said}", error=True)
         if code > 0:
             return code
+        # A signal from outside, such as the kernel's for lack of memory, is a failure of the machine: exit code 5.
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         say(
@@ -176,6 +179,7 @@ def slurm_script(
         "nodes": nodes,
         "ntasks-per-node": ranks,
         "gres": f"gpu:{ranks}",
+        # Five minutes before the limit: enough to finish a long step and save.
         "signal": "B:TERM@300",
         "output": f"{run.name}-%j.log",
     }

@@ -30,6 +30,7 @@ def parity(context: RunContext, collection: Collection, timer: PhaseTimer) -> Me
     settings = context.config.rollout
     if not collection.kept or not settings.parity_every or collection.step % settings.parity_every:
         return {}
+    # The coarser rounding of the two explains the difference.
     sampler, trainer = context.sampler.tolerance, tolerance_of(context.trained.policy.settings.dtype)
     with timer("parity"):
         batch = _fresh(context, collection) if settings.ahead else _without_stored(collection)
@@ -54,9 +55,11 @@ def _fresh(context: RunContext, collection: Collection) -> Batch:
     rendered = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
     seed = derive_seed(context.config.training.seed, "parity", collection.step)
     sampling = train_sampling(context.config, context.trained.loaded, seed)
+    # A prompt that fitted may leave less room than max_tokens for a new completion.
     longest = positions(context.trained.loaded.model) - max(len(r.prompt_ids) for r in few)
     requests = requests_for(rendered, 1, int(min(context.config.training.max_tokens, longest)))
     rollouts = EpisodeRunner(context.sampler, context.chat, sampling).roll(rendered, requests)
+    # Nothing scores these rollouts, and a batch needs a reward.
     return context.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
 
 
@@ -85,6 +88,7 @@ def check_parity(policy: TorchPolicy, batch: Batch, limit: float, exact: bool = 
     sampler, trainer = part.sampler_logprobs[cells], policy.logprobs(part)["old_logprobs"][cells]
     difference = (trainer - sampler).abs()
     mean, largest = float(difference.mean()), float(difference.max())
+    # `not <=` is also True for NaN.
     if not mean <= limit:
         longest = int(part.attention_mask.sum(-1).max())
         fixed = rope_length(policy.model)
@@ -109,5 +113,6 @@ def check_parity(policy: TorchPolicy, batch: Batch, limit: float, exact: bool = 
             'it rounds the update away, as [vllm] lora = "merged" does in bfloat16, or the two round '
             "weights differently: give the engine the dtype of [model]"
         )
+    # The next check compares with these weights, to see whether the sampler still holds them.
     policy.remember()
     return {"parity/logp_diff_mean": mean, "parity/logp_diff_max": largest}

@@ -64,6 +64,7 @@ def run(
     own_ranks = _join(loaded) if ranks is None else ranks
     with own_ranks.during("the run"):
         path = _run(loaded, resume, observe if own_ranks.rank == 0 else lambda *_: None, own_ranks, around)
+    # The caller leaves ranks that it joined itself.
     if ranks is None:
         own_ranks.leave()
     return path
@@ -215,6 +216,7 @@ def _findings(context: RunContext, start: int) -> RunFindings | None:
         context.directory.facts = {}
         return None
     rows, evals = (read_rows(context.directory.path / f"{name}.jsonl") for name in ("metrics", "eval"))
+    # A resumed run has said this already, and a program's prompts are not known yet.
     problems = map(context.task.problem, range(_PROMPTS)) if start == 0 and context.episode_source is None else ()
     components = context.trained.plan
     evidence = Evidence(

@@ -129,6 +129,7 @@ class StopCondition:
     def _check(self, row: Mapping[str, Any]) -> None:
         settings = self._settings
         value = row.get(settings.key)
+        # Minus infinity: once the metric was there, it is never missed again.
         self._absent = self._absent + 1 if value is None else -inf
         if self._absent == _MAX_ABSENT:
             text = f"[training] stop_when: {_MAX_ABSENT} rows have no {settings.metric}; it stops nothing yet"
@@ -137,6 +138,7 @@ class StopCondition:
             return
         bound, sign = (settings.above, ">=") if settings.above is not None else (settings.below, "<=")
         if bound is None:
+            # patience: a value that is not above the best so far counts.
             bound = self._best
         reached = value >= bound if sign == ">=" else value <= bound
         self._best, self._count = max(self._best, value), self._count + 1 if reached else 0

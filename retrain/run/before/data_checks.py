@@ -113,9 +113,11 @@ def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measu
         problem = f"{config.eval.problems} held-out problems were asked for, and the task has none"
         fix = "let the task hold out more of its data, or set [eval] problems = 0 to train without evaluation"
         document.refuse(only_measured or ("eval", "problems"), problem, fix, DataError.exit_code)
+    # A function, because each reward reads the problems anew.
     _check_problems(loaded, lambda: chain(heldout, task.finite()), document, only_measured)
     for problem in [*heldout[:1], *([] if only_measured else [task.problem(0)])]:
         _check_columns(loaded, problem, document)
+        # A prompt of messages cannot be rendered without a template.
         is_chat = config.model.chat == "on" or not isinstance(problem.prompt, str)
         if is_chat and _has_chat_template(config) is False:
             text = f"the prompts are chats, and {config.model.path} has no chat template to render them"
@@ -128,6 +130,7 @@ def _affordable(task: Task) -> int:
     task.problem(0)  # the first one may load the data
     began = time.process_time()
     task.problem(1)
+    # 1e-9: the clock may not have moved.
     return max(1, int(_SAMPLE_S / (8 * (time.process_time() - began) + 1e-9)))
 
 

@@ -86,6 +86,7 @@ def _continuous(loaded: LoadedConfig) -> str | None:
     rollout = loaded.config.rollout
     if not rollout.continuous:
         return None
+    # A group is begun if it is expected to be trained on within max_staleness steps from now, this step included.
     groups = loaded.division[0] * (rollout.max_staleness + 1)
     most = min(groups, rollout.in_flight or groups)
     return (
@@ -241,12 +242,14 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     prompts, source_rows = loaded.division
     rows = prompts * training.group_size
     tokens = rows * training.max_tokens
+    # At most: a step resamples only while groups are dropped.
     rounds = 1 + (rollout.max_resample if rollout.resamples else 0)
     return {
         "greedy_completions_per_step": prompts if "greedy_rewards" in loaded.pipeline.reads else None,
         "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
         **_sources(loaded, rows + source_rows),
         "response_tokens_per_step_at_most": tokens * rounds,
+        # -(-a // b) rounds up.
         "micro_batches_per_pass_about": max(training.minibatches, -(-tokens // training.micro_batch_tokens)),
         "optimizer_steps_per_step": training.epochs * training.minibatches,
         "steps": training.max_steps,
@@ -291,6 +294,7 @@ def _model(loaded: LoadedConfig, signal_models: Sequence[str], ranks: int) -> di
         return {"path": path, "memory": shape}
     teachers = {model: _shape(model) for model in signal_models if model not in _OF_THE_POLICY}
     unknown = {f"memory of {model}": teacher for model, teacher in teachers.items() if isinstance(teacher, str)}
+    # Other models are loaded in bfloat16, 2 bytes a parameter.
     teaching = sum(2 * teacher.parameters for teacher in teachers.values() if isinstance(teacher, ModelShape))
     facts = {"path": path, "parameters": shape.parameters} | unknown
     return facts | _memory(loaded, shape, (signal_models, teaching), ranks)
@@ -337,6 +341,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         """Return megabytes by purpose. `gpu` is the memory of the GPUs in GB, on which `shard = "auto"` depends."""
         shard = loaded.config.distributed.shard
         if shard == "auto":
+            # As `_shard` of retrain.run.build, which sees the real GPUs.
             whole = blocks or (model.lora and 2 * frozen_base(shape, settings) <= gpu * 1e9)
             shard = "none" if whole else "full"
         sizes = estimate_memory(
@@ -357,6 +362,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         facts["memory_mb_of_python_and_libraries_about"] = _LIBRARIES_MB
     if ranks > 1:
         facts |= {"ranks": ranks, "memory_is_of": "each rank"}
+        # Between no memory and infinite memory lies the size at which "auto" changes its mind.
         if megabytes(inf) != megabytes(0):
             least = (
                 f"of at least {2 * frozen_base(shape, settings) / 1e9:.2g} GB, which hold the whole LoRA base, MB about"

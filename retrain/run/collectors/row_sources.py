@@ -46,11 +46,13 @@ def rows_of_sources(context: RunContext, step: int, rollouts: Sequence[Rollout])
         ) -> Any:
             taken = source.take(step, given)
             rows, reported = taken if isinstance(taken, tuple) else (taken, {})
+            # An index stands for a rollout that every rank has; sending it whole would cost time.
             return [index_of.get(id(row), row) for row in rows], reported
 
         rows, reported = context.ranks.rollouts.on_rank0(take_rows)
         call = Call("source", name, f" in step {step}")
         check_source_rows(context, call, given, rows)
+        # Numbers of a source's groups follow those of the step, whatever numbers it chose.
         first = max((rollout.group for rollout in given), default=-1) + 1
         numbers = dict[int, int]()
         kept = [given[row] for row in rows if isinstance(row, int)]
@@ -78,6 +80,7 @@ def check_source_rows(context: RunContext, call: Call, given: Sequence[Rollout],
     again = [row for row in rows if isinstance(row, int)]
     if len({*again}) < len(again):
         raise call.fail("take returned a rollout twice")
+    # Credit compares the completions of a group, so that a part of one would change it.
     whole = Counter(rollout.group for rollout in given)
     for group, count in Counter(given[row].group for row in again).items():
         if count < whole[group]:

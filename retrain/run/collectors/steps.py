@@ -74,6 +74,7 @@ class StepCollector:
 
     def begin(self, step: int, timer: PhaseTimer) -> None:
         """Start collecting the missing batches from this step on in the thread, if there is one."""
+        # No step after the last one is sampled for.
         end = min(step + self._context.config.rollout.overlap, self._context.config.training.max_steps)
         missing = range(step + len(self._ahead), end)
         if self._thread is not None and missing:
@@ -99,6 +100,7 @@ class StepCollector:
 
     def _wait(self, timer: PhaseTimer) -> None:
         if self._coming is not None:
+            # Forgotten first, so that the next call does not raise an error of the thread again.
             coming = self._coming
             self._coming = None
             with timer("wait"):
