@@ -77,10 +77,9 @@ class LoadedConfig:
         ]
 
     @property
-    def division(self) -> tuple[int, int]:
-        """Number of prompts in a step, and number of rows that sources provide instead of further prompts."""
-        prompts, source_rows = division(self.config, [*map(ratio_of, self.sources.values())])
-        return prompts, sum(source_rows)
+    def division(self) -> tuple[int, list[int]]:
+        """Number of prompts in a step, and number of rows that each source provides instead of further prompts."""
+        return division(self.config, [*map(ratio_of, self.sources.values())])
 
     def task(self, seed: int) -> Task:
         """Build the task with a seed; with `[[environments]]` or `[[tasks]]` the mixture of their tasks."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from retrain import registry
-from retrain.config.loaded_config import LoadedConfig, division, ratio_of, reward_columns
+from retrain.config.loaded_config import LoadedConfig, reward_columns
 from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
 from retrain.config.slots import labels
@@ -203,7 +203,7 @@ def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observ
 def _row_sources(loaded: LoadedConfig, resources: Mapping[str, Any], observe: Observer) -> dict[str, RowSource]:
     """Build the row sources by name, each with the number of rows that it provides per step."""
     bound = loaded.sources
-    prompts, counts = division(loaded.config, [*map(ratio_of, bound.values())])
+    prompts, counts = loaded.division
     shared = {**resources, "prompt_count": prompts, "observe": observe}
     return {
         name: source.build({**shared, "label": name, "row_count": count})

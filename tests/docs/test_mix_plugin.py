@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 def test_it_trains_on_both_sorts_of_rows(folder, tmp_path):
     few = ("training.max_steps=2", "training.batch_size=2", "warmup.steps=12", "eval.problems=0", "model.dtype=float32")
     loaded = load(folder / "my_mix.toml", [*few, f'logging.dir="{tmp_path}/runs"', "reward_pool.workers=0"])
-    assert loaded.division == (1, 4)
+    assert loaded.division == (1, [4])
     steps = rows(run(loaded, Resume(), lambda *_: None) / "metrics.jsonl")
     assert [row["my_mix/passes"] for row in steps] == [4 / 24, 8 / 24]
     for row in steps:
@@ -39,5 +39,5 @@ def test_its_settings_are_a_preset(folder, tmp_path):
         '[algorithm]\nalgorithm_mode = "plugins/my_mix.toml"\n[mix]\nmu = 0.3\n[training]\nbatch_size = 16\n'
     )
     loaded = load(tmp_path / "mine.toml")
-    assert loaded.division == (12, 32)
+    assert loaded.division == (12, [32])
     assert loaded.tables["mix"]["mu"] == 0.3

@@ -9,7 +9,7 @@ from dataclasses import fields
 from retrain import registry
 from retrain.algorithms.graph.objective import source_of
 from retrain.algorithms.graph.plain_functions import TransformContext, missing_fields
-from retrain.config.loaded_config import LoadedConfig, brings, division, is_correction, ratio_of, reward_columns
+from retrain.config.loaded_config import LoadedConfig, brings, is_correction, ratio_of, reward_columns
 from retrain.config.schema import Config
 from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, Component, Finding
@@ -141,7 +141,7 @@ def own_rows(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that a step has at least one prompt besides the rows of sources."""
     batch, group = config.training.batch_size, config.training.group_size
     used = [source for source in loaded.sources.values() if ratio_of(source)]
-    prompts, rows = division(config, [*map(ratio_of, used)])
+    prompts, rows = loaded.division
     if prompts < 1:
         whose = "expert rows" if not any(brings(source, "rollouts") for source in used) else "rows of sources"
         problem = f"{sum(rows)} of {batch * group} rows are {whose}: no room for a prompt with {group} completions"

@@ -14,7 +14,7 @@ from typing import Any
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Place, show
-from retrain.config.loaded_config import LoadedConfig, division, ratio_of, reward_columns
+from retrain.config.loaded_config import LoadedConfig, reward_columns
 from retrain.config.reported_metrics import reported_metrics
 from retrain.config.rules.credit_rules import idle
 from retrain.config.rules.section_rules import gpu_or_cpu
@@ -247,7 +247,7 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     return {
         "greedy_completions_per_step": prompts if "greedy_rewards" in loaded.pipeline.reads else None,
         "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
-        **_sources(loaded, rows + source_rows),
+        **_sources(loaded, rows + sum(source_rows)),
         "response_tokens_per_step_at_most": tokens * rounds,
         # -(-a // b) rounds up.
         "micro_batches_per_pass_about": max(training.minibatches, -(-tokens // training.micro_batch_tokens)),
@@ -260,10 +260,8 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
 
 def _sources(loaded: LoadedConfig, rows: int) -> dict[str, Any]:
     """Return the number of rows that each source provides, out of the `rows` of a step."""
-    sources = loaded.sources
-    counts = division(loaded.config, [*map(ratio_of, sources.values())])[1]
     written, files, others = 0, list[str](), list[dict[str, Any]]()
-    for (name, source), count in zip(sources.items(), counts, strict=True):
+    for (name, source), count in zip(loaded.sources.items(), loaded.division[1], strict=True):
         traits = registry.source.traits_of(source.component)
         if "rollouts" in traits.brings:
             described = {"source": name, "in the place of prompts": f"{count} of {rows} rows"}
