@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.config.document import Document, Place
 from retrain.config.load import validate
-from retrain.config.positions import Path
+from retrain.config.positions import KeyPath
 from retrain.config.rules.unread_keys import judged
 from retrain.errors import ConfigError
 from retrain.registry import bind, find, is_dotted
@@ -51,7 +51,7 @@ def load_credit(
         table.update(params)
     # Messages name the caller's argument, because there is no file with lines.
     source, names = arguments
-    places: dict[Path, Place] = {(table,): Place(source, 0, 0, (table,)) for table in data}
+    places: dict[KeyPath, Place] = {(table,): Place(source, 0, 0, (table,)) for table in data}
     places |= {key: Place(source, 0, 0, (name,)) for key, name in names.items()}
     loaded = validate(Document(source, data=data, places=places))
     # A parameter that nothing reads is a mistake, as it is in a run's file.

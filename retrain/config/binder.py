@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.config.document import Document
-from retrain.config.positions import Path
+from retrain.config.positions import KeyPath
 from retrain.config.presets import preset_names
 from retrain.config.schema import Config
 from retrain.config.slots import Slot
@@ -126,7 +126,7 @@ class Binder:
         has_one_reader = len(registry.components(tables=[component.table])) == 1
         return (dict(table) if has_one_reader else component.takes(table)) | beside
 
-    def _readers(self, params_path: Path) -> int:
+    def _readers(self, params_path: KeyPath) -> int:
         """Count the components whose parameters are in the table at a path, without those that do not exist."""
         count = 0
         for slot in self.slots:
@@ -135,7 +135,7 @@ class Binder:
                     count += registry.find(slot.kind, slot.name, self._search_paths).has_params_table
         return count
 
-    def _locate(self, slot: Slot, component: Component, location: Path) -> Path:
+    def _locate(self, slot: Slot, component: Component, location: KeyPath) -> KeyPath:
         """Return the path of a parameter: in the component's own table or next to its name."""
         table = self.document.data.get(component.table)
         in_table = isinstance(table, dict) and (location[0] in table or not component.has_params_table)

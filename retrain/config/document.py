@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os.path import isfile
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import tomli
@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from retrain import registry
-from retrain.config.positions import Path, leaves, positions
+from retrain.config.positions import KeyPath, leaves, positions
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.registry import Finding
 from retrain.registry.built_in import ALIASES, ALTERNATIVES
@@ -27,7 +27,7 @@ _MAX_PARTS, _MAX_CHAIN = 32, 100
 """Largest number of parts of an overridden key, and of files that extend each other; Python's recursion has a limit."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
-PRESET_KEY: Path = ("algorithm", "algorithm_mode")
+PRESET_KEY: KeyPath = ("algorithm", "algorithm_mode")
 """Key that may name a preset."""
 _CREDIT = ("advantage_mode", "transform_mode")
 """Keys of [algorithm] that an algorithm replaces."""
@@ -44,7 +44,7 @@ class Place:
     file: str
     line: int
     column: int
-    typed: Path
+    typed: KeyPath
     preset: str = ""
 
 
@@ -66,14 +66,14 @@ class Document:
     file: str
     text: str = ""
     data: dict[str, Any] = field(default_factory=dict[str, Any])
-    places: dict[Path, Place] = field(default_factory=dict[Path, Place])
+    places: dict[KeyPath, Place] = field(default_factory=dict[KeyPath, Place])
     problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     traces: list[str] = field(default_factory=list[str])
-    lower: set[Path] = field(default_factory=set[Path])
-    typed: dict[Path, str] = field(default_factory=dict[Path, str])
+    lower: set[KeyPath] = field(default_factory=set[KeyPath])
+    typed: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
 
-    def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
+    def at(self, path: KeyPath, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
         # A missing key has no place of its own; the innermost table around it has.
         around = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.places), ())
@@ -82,11 +82,11 @@ class Document:
         problem += f' (set by preset "{place.preset}")' if place.preset else ""
         return ConfigProblem(place.file, place.line, place.column, key, problem, fix, exit_code)
 
-    def refuse(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> None:
+    def refuse(self, path: KeyPath, problem: str, fix: str, exit_code: int = 2) -> None:
         """Record an error."""
         self.problems.append(self.at(path, problem, fix, exit_code))
 
-    def warn(self, path: Path, problem: str, fix: str) -> None:
+    def warn(self, path: KeyPath, problem: str, fix: str) -> None:
         """Record a warning about a setting that is valid but probably not intended."""
         self.warnings.append(self.at(path, problem, fix))
 
@@ -126,10 +126,10 @@ class Document:
             for path in [path for path in self.places if path[:2] == alias]:
                 self.places.setdefault((*key, *path[2:]), self.places[path])
 
-    def override(self, text: str) -> Path:
+    def override(self, text: str) -> KeyPath:
         """Apply one `--set key=value`, and return the canonical key; a value that is not TOML is a string."""
         name, equals, typed = text.partition("=")
-        path: Path = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
+        path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
         path = ALIASES.get(path, path)
         value = _value(typed.strip())
         # Errors and the stored file show the flag, which must not show a secret.
@@ -155,7 +155,7 @@ class Document:
             self.forget(other)
         return path
 
-    def set(self, path: Path, value: Any, places: Mapping[Path, Place]) -> str:
+    def set(self, path: KeyPath, value: Any, places: Mapping[KeyPath, Place]) -> str:
         """Set `value` at `path`, creating tables on the way; return the error in the path, or "".
 
         An index equal to a list's length appends to it.
@@ -183,7 +183,7 @@ class Document:
         self.places |= {part: places[part] for part in places if part not in self.places}
         return ""
 
-    def take_text(self, error: ValidationError, table: Path = ()) -> bool:
+    def take_text(self, error: ValidationError, table: KeyPath = ()) -> bool:
         """Give keys that must be text the text that `--set` typed for them; return True if a value changed.
 
         A shell drops the quotes of `--set logging.name="83e2010"`, and TOML reads 83e2010 as a number.
@@ -198,16 +198,16 @@ class Document:
             self.set(path, self.typed.pop(path), {path: self.places[path]})
         return bool(changed)
 
-    def override_all(self, texts: Iterable[str]) -> list[Path]:
+    def override_all(self, texts: Iterable[str]) -> list[KeyPath]:
         """Apply overrides as one layer, and return their canonical keys."""
         texts = [*texts]
-        changes: list[tuple[Path, Any]] = []
+        changes: list[tuple[KeyPath, Any]] = []
         for name, _, typed in (text.partition("=") for text in texts):
             changes.append((tuple(name.strip().split(".")), _value(typed.strip())))
         self.begin_layer(changes)
         return [self.override(text) for text in texts]
 
-    def begin_layer(self, changes: Iterable[tuple[Path, Any]]) -> None:
+    def begin_layer(self, changes: Iterable[tuple[KeyPath, Any]]) -> None:
         """Note what the next layer replaces besides the keys that it sets, before any of them is set.
 
         If it names a preset, the preset replaces all keys so far; if it names an algorithm, that replaces advantage and
@@ -228,7 +228,7 @@ class Document:
             below.pop(key, None)
             self.forget(("algorithm", key))
 
-    def forget(self, path: Path) -> None:
+    def forget(self, path: KeyPath) -> None:
         """Remove the places of `path` and of all keys below it; a preset no longer replaces what is set there."""
         for by_path in (self.places, self.typed):
             for below in [key_path for key_path in by_path if key_path[: len(path)] == path]:
@@ -236,7 +236,7 @@ class Document:
         self.lower = {key_path for key_path in self.lower if not overlap(key_path, path)}
 
 
-def read(file: str | FilePath, overrides: Sequence[str] = (), text: str | None = None) -> Document:
+def read(file: str | Path, overrides: Sequence[str] = (), text: str | None = None) -> Document:
     """Read a TOML file with the files that it extends, and apply `key=value` overrides.
 
     Args:
@@ -247,13 +247,13 @@ def read(file: str | FilePath, overrides: Sequence[str] = (), text: str | None =
         ConfigError: a file cannot be read, is not TOML, or has an invalid `extends`. Other errors are recorded in the
             document.
     """
-    document = _over_bases(_parsed(str(file), text), (FilePath(file).resolve(),))
+    document = _over_bases(_parsed(str(file), text), (Path(file).resolve(),))
     # Overrides are one layer, above all files.
     document.override_all(overrides)
     return document
 
 
-def _over_bases(document: Document, chain: tuple[FilePath, ...]) -> Document:
+def _over_bases(document: Document, chain: tuple[Path, ...]) -> Document:
     """Merge a document with the file that it extends, recursively; the document's own keys win.
 
     Tables are merged key by key; a list replaces the list of the extended file. Every value keeps its place.
@@ -265,7 +265,7 @@ def _over_bases(document: Document, chain: tuple[FilePath, ...]) -> Document:
     if EXTENDS not in document.data:
         return document
     value, at = document.data.pop(EXTENDS), (EXTENDS,)
-    path = FilePath(document.file).parent / expanded(value) if isinstance(value, str) else None
+    path = Path(document.file).parent / expanded(value) if isinstance(value, str) else None
     if path is None or not isfile(path):
         problem = f'there is no file "{path}"' if path else "must be the path of a TOML file"
         raise ConfigError([document.at(at, problem, 'write extends = "base.toml", relative to this file')])
@@ -289,7 +289,7 @@ def _parsed(name: str, text: str | None = None) -> Document:
     """Parse a file, or the text that is given in its place."""
     try:
         # Windows editors write a byte order mark, which TOML does not allow.
-        text = FilePath(name).read_bytes().decode("utf-8-sig") if text is None else text
+        text = Path(name).read_bytes().decode("utf-8-sig") if text is None else text
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _unreadable(name, line, 1, "not UTF-8 text", "save the file as UTF-8") from None
@@ -323,7 +323,7 @@ def fork(document: Document) -> Document:
     return replace(document, data=data, places=places, lower={*document.lower}, typed={**document.typed}, **lists)
 
 
-def overlap(first: Path, second: Path) -> bool:
+def overlap(first: KeyPath, second: KeyPath) -> bool:
     """Return True if one of two paths lies within the other, or they are equal."""
     shorter = min(len(first), len(second))
     return first[:shorter] == second[:shorter]
@@ -338,7 +338,7 @@ def _is_algorithm(name: Any) -> bool:
     )
 
 
-def overlay(document: Document, changes: Sequence[tuple[Path, Any, Path]], source: Document) -> None:
+def overlay(document: Document, changes: Sequence[tuple[KeyPath, Any, KeyPath]], source: Document) -> None:
     """Set keys as one layer above all that `document` sets.
 
     See docs/configuration.md, "Order of precedence".
@@ -353,7 +353,7 @@ def overlay(document: Document, changes: Sequence[tuple[Path, Any, Path]], sourc
         merge(document, path, value, source, at)
 
 
-def merge(document: Document, path: Path, value: Any, source: Document, at: Path) -> None:
+def merge(document: Document, path: KeyPath, value: Any, source: Document, at: KeyPath) -> None:
     """Set `value` at `path`, with the places of `at` in `source`. Tables are merged; other values are replaced.
 
     Args:
@@ -379,7 +379,7 @@ def merge(document: Document, path: Path, value: Any, source: Document, at: Path
         document.problems.append(source.at(at, problem, "name a key of a table"))
 
 
-def set_already(data: Any, path: Path) -> Path:
+def set_already(data: Any, path: KeyPath) -> KeyPath:
     """Return the shortest part of `path` at which `data` has another value than a table, or all of it, or ()."""
     for depth, part in enumerate(path, 1):
         if isinstance(part, str) and part not in data:
@@ -396,7 +396,7 @@ def canonical(key: str) -> str:
     return ".".join(str(part) for part in ALIASES.get(path, path))
 
 
-def show(path: Path) -> str:
+def show(path: KeyPath) -> str:
     """Format a path as in error messages: `[training] lr`, `[[rewards]] weight`, `[gtpo]`."""
     names = [part for part in path if isinstance(part, str)]
     if len(path) == 1 or not names:

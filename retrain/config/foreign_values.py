@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from retrain.config.document import Document
 from retrain.config.loaded_config import LoadedConfig
-from retrain.config.positions import Path
+from retrain.config.positions import KeyPath
 from retrain.config.schema import Config
 
 _EFFECTS: dict[tuple[str, str], str] = {
@@ -24,7 +24,7 @@ _EFFECTS: dict[tuple[str, str], str] = {
 class ForeignValue(NamedTuple):
     """A value that needs trust: its key, the value as text, and its effect."""
 
-    path: Path
+    path: KeyPath
     value: str
     effect: str
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from retrain.algorithms.graph.column_graph import plan
 from retrain.config.binder import Binder
 from retrain.config.document import Document, read
 from retrain.config.loaded_config import LoadedConfig
-from retrain.config.positions import Path, leaves
+from retrain.config.positions import KeyPath, leaves
 from retrain.config.presets import Preset, apply_task_settings
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
@@ -39,7 +39,7 @@ CatalogLoader = Callable[[], "Catalog"]
 """Returns the keys of all tables. It is called only after an error, because it imports every component."""
 
 
-def load(file: FilePath | str, overrides: Sequence[str] = (), text: str | None = None) -> LoadedConfig:
+def load(file: Path | str, overrides: Sequence[str] = (), text: str | None = None) -> LoadedConfig:
     """Read a configuration, apply overrides, and validate it.
 
     Args:
@@ -50,7 +50,7 @@ def load(file: FilePath | str, overrides: Sequence[str] = (), text: str | None =
         ConfigError: all errors with places and fixes; tracebacks of user code are in its notes.
     """
     document = read(file, overrides, text)
-    _check_name(document, FilePath(file).stem)
+    _check_name(document, Path(file).stem)
     if "campaign" in document.data:
         raise ConfigError([document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {file}")])
     loaded = validate(document)
@@ -101,7 +101,7 @@ def validate(document: Document) -> LoadedConfig:
     return replace(loaded, warnings=tuple(dict.fromkeys(warnings)), preset=preset, unread=unread, sets=sets)
 
 
-def _from_preset(path: Path, document: Document, preset: Preset) -> bool:
+def _from_preset(path: KeyPath, document: Document, preset: Preset) -> bool:
     """Return True if the preset sets a key: a built-in one, or a file of the user."""
     place = document.places.get(path)
     return place is not None and (place.preset != "" or place.file == preset.file)
@@ -169,7 +169,7 @@ def _check_rules(document: Document, binder: Binder, loaded: LoadedConfig) -> No
 def _check_columns(document: Document, loaded: LoadedConfig) -> None:
     """Check that every column that credit, the loss or `[logging] observe` reads can be computed."""
     config = loaded.config
-    steps: dict[Path, Callable[[], object]] = {
+    steps: dict[KeyPath, Callable[[], object]] = {
         ("loss",): lambda: loaded.objective(exact=False),
         ("logging", "observe"): lambda: plan(config.logging.observe, loaded.signal, BASE_COLUMNS),
         ("algorithm", "transform_mode"): lambda: loaded.pipeline,
@@ -210,7 +210,7 @@ def _known_keys() -> Catalog:
     return catalog({name: Config.model_fields[name].annotation for name in Config.model_fields} | tables)
 
 
-def _sections(document: Document, load_catalog: CatalogLoader) -> tuple[Config, set[Path]]:
+def _sections(document: Document, load_catalog: CatalogLoader) -> tuple[Config, set[KeyPath]]:
     """Validate the sections. Return them and the paths of invalid keys, which get their defaults.
 
     An error in an entry of a list invalidates the whole list.
@@ -224,7 +224,9 @@ def _sections(document: Document, load_catalog: CatalogLoader) -> tuple[Config, 
         from retrain.config.mistakes import collect
 
         culprits = collect(document, error, load_catalog())
-    wrong: set[Path] = {path[:2] if all(isinstance(part, str) for part in path[:2]) else path[:1] for path in culprits}
+    wrong: set[KeyPath] = {
+        path[:2] if all(isinstance(part, str) for part in path[:2]) else path[:1] for path in culprits
+    }
     kept = {
         name: {key: table[key] for key in table if (name, key) not in wrong} if isinstance(table, dict) else table
         for name, table in sections.items()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -17,7 +17,7 @@ from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.algorithms.transforms.token_stages import DEFAULT_CORRECTION
 from retrain.config.document import Place
-from retrain.config.positions import Path
+from retrain.config.positions import KeyPath
 from retrain.config.presets import Preset
 from retrain.config.schema import Config
 from retrain.config.slots import Slot, mixed_labels
@@ -52,19 +52,19 @@ class LoadedConfig:
     config: Config
     tables: Mapping[str, Any]
     slots: Mapping[Slot, Bound]
-    places: Mapping[Path, Place]
+    places: Mapping[KeyPath, Place]
     warnings: tuple[ConfigProblem, ...] = ()
     preset: Preset | None = None
-    unread: Mapping[Path, ConfigProblem] = field(default_factory=dict[Path, ConfigProblem])
+    unread: Mapping[KeyPath, ConfigProblem] = field(default_factory=dict[KeyPath, ConfigProblem])
     sets: Mapping[str, LoadedConfig] = field(default_factory=dict[str, "LoadedConfig"])
 
     @property
     def name(self) -> str:
         """Default name of the run directory, without `[logging] name`."""
-        return FilePath(self.file).stem
+        return Path(self.file).stem
 
     @property
-    def directory(self) -> FilePath:
+    def directory(self) -> Path:
         """The run directory."""
         return expanded(self.config.logging.dir) / (self.config.logging.name or self.name)
 

@@ -10,7 +10,7 @@ from datetime import date, time
 from difflib import get_close_matches
 from functools import cache
 from math import isfinite
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, cast, get_args
 
 import tomli
@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import is_typeddict
 
 from retrain.config.document import Document
-from retrain.config.positions import Path
+from retrain.config.positions import KeyPath
 from retrain.errors import did_you_mean
 from retrain.registry.built_in import ALIASES
 
@@ -62,8 +62,11 @@ def catalog(tables: Mapping[str, Any]) -> Catalog:
 
 
 def collect(
-    document: Document, error: ValidationError, valid_keys: Catalog, locate: Callable[[Path], Path] = lambda path: path
-) -> list[Path]:
+    document: Document,
+    error: ValidationError,
+    valid_keys: Catalog,
+    locate: Callable[[KeyPath], KeyPath] = lambda path: path,
+) -> list[KeyPath]:
     """Record all errors of a failed validation in `document`, and return the paths of the invalid values.
 
     Args:
@@ -72,7 +75,7 @@ def collect(
         valid_keys: valid keys, for "did you mean".
         locate: maps pydantic's location in the validated value to the path in the document.
     """
-    details_at: dict[Path, list[ErrorDetails]] = {}
+    details_at: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         path = locate(detail["loc"])
         details_at.setdefault(path if detail["type"] == "missing" else _existing(document.data, path), []).append(
@@ -98,9 +101,9 @@ def _models(path: tuple[str, ...], annotation: Any) -> Iterator[tuple[tuple[str,
             yield from _models(path, part)
 
 
-def _existing(data: Any, location: Path) -> Path:
+def _existing(data: Any, location: KeyPath) -> KeyPath:
     """Return the part of pydantic's location that exists in the data, without names of union members."""
-    path: Path = ()
+    path: KeyPath = ()
     part: Any
     for part in location:
         if part in (data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()):
@@ -109,7 +112,7 @@ def _existing(data: Any, location: Path) -> Path:
     return path
 
 
-def _describe(document: Document, path: Path, details: list[ErrorDetails], valid_keys: Catalog) -> tuple[str, str]:
+def _describe(document: Document, path: KeyPath, details: list[ErrorDetails], valid_keys: Catalog) -> tuple[str, str]:
     detail = details[0]
     kind = detail["type"]
     value = detail["input"]
@@ -140,7 +143,7 @@ def close(table: str, valid_keys: Catalog) -> bool:
     return bool(did_you_mean(table, valid_keys[()])) or any(table in keys for keys in valid_keys.values())
 
 
-def unknown_key(path: Path, value: Any, valid_keys: Catalog, data: Any) -> tuple[str, str]:
+def unknown_key(path: KeyPath, value: Any, valid_keys: Catalog, data: Any) -> tuple[str, str]:
     """Return problem and fix of an unknown key: an alias of another trainer, a typo, the wrong table, or neither.
 
     A parameter of a component that the file names comes first: `beta` is dca's own beside
@@ -188,7 +191,7 @@ def _names(data: Any) -> set[str]:
     return {name for value in inner for name in _names(value)}
 
 
-def _retype(path: Path, wanted: str, value: Any) -> str:
+def _retype(path: KeyPath, wanted: str, value: Any) -> str:
     """Return the fix for a value of the wrong type, with the corrected value if it can be derived."""
     key = path[-1] if isinstance(path[-1], str) else "the item"
     if "table" in wanted:
@@ -222,7 +225,7 @@ def _number(value: Any) -> Any:
 @cache
 def aliases() -> Mapping[str, Any]:
     """Return the content of aliases.toml."""
-    return tomli.loads(FilePath(__file__).with_name("aliases.toml").read_text("utf-8"))
+    return tomli.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys and list indices from the root of a document to a value."""
 
 # Commas count as blank: the scanner need not check a syntax that tomli has accepted.
@@ -27,7 +27,7 @@ _STRINGS = tuple(
 )
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield every value in `value` that is not a table, with its path, which begins with `path`."""
     if not isinstance(value, Mapping):
         yield path, value
@@ -36,7 +36,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield from leaves(inner, (*path, key))
 
 
-def positions(text: str) -> dict[Path, tuple[int, int]]:
+def positions(text: str) -> dict[KeyPath, tuple[int, int]]:
     """Return the (line, column), both from 1, of every key, table header and list item in valid TOML.
 
     Entries of a list of tables are numbered in the order of their headers: `("rewards", 0, "weight")`.
@@ -51,11 +51,11 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
         self.lines = [0, *(match.end() for match in re.finditer("\n", text))]
-        self.found: dict[Path, tuple[int, int]] = {}
-        self.entries: dict[Path, int] = {}
+        self.found: dict[KeyPath, tuple[int, int]] = {}
+        self.entries: dict[KeyPath, int] = {}
 
-    def document(self) -> dict[Path, tuple[int, int]]:
-        table: Path = ()
+    def document(self) -> dict[KeyPath, tuple[int, int]]:
+        table: KeyPath = ()
         self.skip_blank()
         while self.at < len(self.text):
             if self.text[self.at] == "[":
@@ -65,7 +65,7 @@ class _Scanner:
             self.skip_blank()
         return self.found
 
-    def mark(self, path: Path, at: int) -> None:
+    def mark(self, path: KeyPath, at: int) -> None:
         line = bisect_right(self.lines, at)
         # The first header of a table wins: a later [table.inner] marks `table` again.
         self.found.setdefault(path, (line, at - self.lines[line - 1] + 1))
@@ -79,12 +79,12 @@ class _Scanner:
     def skip_blank(self) -> None:
         self.take(_BLANK)
 
-    def header(self) -> Path:
+    def header(self) -> KeyPath:
         start, is_list = self.at, self.text.startswith("[[", self.at)
         self.at += 1 + is_list
         names = [name for name, _ in self.dotted_key()]
         self.at += 1 + is_list
-        path: Path = ()
+        path: KeyPath = ()
         for name in names[:-1]:
             path = self.latest_entry((*path, name))
             # [a.b] makes the table `a` as well, and an error may be about it.
@@ -97,7 +97,7 @@ class _Scanner:
         self.mark(path, start)
         return path
 
-    def latest_entry(self, path: Path) -> Path:
+    def latest_entry(self, path: KeyPath) -> KeyPath:
         return (*path, self.entries[path]) if path in self.entries else path
 
     def dotted_key(self) -> list[tuple[str, int]]:
@@ -119,7 +119,7 @@ class _Scanner:
         pattern = next(pattern for pattern in _STRINGS if pattern.match(self.text, self.at))
         return self.take(pattern)
 
-    def pair(self, table: Path) -> None:
+    def pair(self, table: KeyPath) -> None:
         path = table
         for name, start in self.dotted_key():
             path = (*path, name)
@@ -127,7 +127,7 @@ class _Scanner:
         self.at += 1  # the equals sign
         self.value(path)
 
-    def value(self, path: Path) -> None:
+    def value(self, path: KeyPath) -> None:
         self.skip_blank()
         first = self.text[self.at]
         if first in "\"'":
@@ -137,7 +137,7 @@ class _Scanner:
         else:
             self.take(_SCALAR)
 
-    def container(self, path: Path, end: str) -> None:
+    def container(self, path: KeyPath, end: str) -> None:
         self.at += 1
         self.skip_blank()
         count = 0

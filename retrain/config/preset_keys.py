@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from os.path import isfile
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from retrain import registry
 from retrain.algorithms.transforms.token_stages import transform_chain
 from retrain.config.document import PRESET_KEY, Document, Place, flat, fork, merge, overlap, read, set_already, show
-from retrain.config.positions import Path, leaves
+from retrain.config.positions import KeyPath, leaves
 from retrain.config.presets import FOLDER, Preset, preset_names
 from retrain.config.sections.heldout import EvalSet
 from retrain.registry.built_in import BUILT_IN
@@ -81,7 +81,7 @@ def _expand(document: Document, source: Document, name: str) -> Preset:
     return preset
 
 
-def _keep(document: Document, preset: Preset, path: Path, set_at: Path) -> None:
+def _keep(document: Document, preset: Preset, path: KeyPath, set_at: KeyPath) -> None:
     """Note that the document sets a key of the preset; warn if a line of a file sets it to another value."""
     value = preset.keys[show(path)]
     replacement = document.at(set_at, *_replaces(preset.name, path, value))
@@ -94,7 +94,7 @@ def _keep(document: Document, preset: Preset, path: Path, set_at: Path) -> None:
         preset.replaced.append(replacement)
 
 
-def _places(document: Document, source: Document, name: str, path: Path) -> dict[Path, Place]:
+def _places(document: Document, source: Document, name: str, path: KeyPath) -> dict[KeyPath, Place]:
     """Return the places of a key of the preset; the place of a built-in one is the key that names it."""
     places = {key_path: place for key_path, place in source.places.items() if overlap(key_path, path)}
     naming = document.places.get(PRESET_KEY)
@@ -103,7 +103,7 @@ def _places(document: Document, source: Document, name: str, path: Path) -> dict
     return places
 
 
-def _targets(path: Path, value: Any) -> list[Any]:
+def _targets(path: KeyPath, value: Any) -> list[Any]:
     """Return the value of a key as a list; two names of the same built-in component, as "token-mean", become equal."""
     kind = next((kind.name for kind in registry.KINDS.values() if kind.key == path), None)
     if kind is None:
@@ -114,7 +114,7 @@ def _targets(path: Path, value: Any) -> list[Any]:
     return [BUILT_IN.get(kind, {}).get(name, name) if isinstance(name, str) else name for name in names]
 
 
-def _each_entry(preset_keys: Iterator[tuple[Path, Any]], data: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+def _each_entry(preset_keys: Iterator[tuple[KeyPath, Any]], data: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
     """Yield the keys of a preset. A key of a table that `data` lists several times is yielded for every entry.
 
     An example is `[expert] ratio` of a preset in a configuration with several `[[expert]]`.
@@ -128,17 +128,17 @@ def _each_entry(preset_keys: Iterator[tuple[Path, Any]], data: Mapping[str, Any]
             yield path, value
 
 
-def _users_file(document: Document, name: str) -> FilePath | None:
+def _users_file(document: Document, name: str) -> Path | None:
     """Return the path of the user's preset, relative to the file that names it; None after recording an error."""
     place = document.places.get(PRESET_KEY)
-    file = (FilePath(place.file).parent if place and place.line else FilePath()) / expanded(name)
+    file = (Path(place.file).parent if place and place.line else Path()) / expanded(name)
     if isfile(file):
         return file
     document.refuse(PRESET_KEY, f'there is no file "{file}"', "give the path of a TOML file, relative to this one")
     return None
 
 
-def _replaces(preset: str, path: Path, value: Any) -> tuple[str, str]:
+def _replaces(preset: str, path: KeyPath, value: Any) -> tuple[str, str]:
     """Return problem and fix for a key that overrides the preset."""
     entries = value if isinstance(value, list) else []
     names = [str(entry["name"]) for entry in entries if isinstance(entry, dict) and "name" in entry]
@@ -147,7 +147,7 @@ def _replaces(preset: str, path: Path, value: Any) -> tuple[str, str]:
     return f'replaces {json.dumps(value, default=str)} of preset "{preset}"', "remove it to have the preset's"
 
 
-_PATHS: dict[str, Path] = {"task": ("task", "name"), "task_params": ("task", "params"), "rewards": ("rewards",)}
+_PATHS: dict[str, KeyPath] = {"task": ("task", "name"), "task_params": ("task", "params"), "rewards": ("rewards",)}
 """Key of an evaluation set -> its path in the configuration of a run; any other key belongs to [eval]."""
 
 _ALL_HELD_OUT = {"heldout_fraction": 1.0, "heldout_path": None, "heldout_split": None}

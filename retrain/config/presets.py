@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from retrain import registry
 from retrain.config.document import Document, set_already
-from retrain.config.positions import Path, leaves
+from retrain.config.positions import KeyPath, leaves
 from retrain.errors import ConfigProblem
 
-FOLDER = FilePath(__file__).parents[1] / "presets"
+FOLDER = Path(__file__).parents[1] / "presets"
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Preset:
     file: str
     keys: dict[str, Any] = field(default_factory=dict[str, Any])
     overridden: dict[str, str] = field(default_factory=dict[str, str])
-    outranked: dict[Path, ConfigProblem] = field(default_factory=dict[Path, ConfigProblem])
+    outranked: dict[KeyPath, ConfigProblem] = field(default_factory=dict[KeyPath, ConfigProblem])
     replaced: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
-    unread: list[Path] = field(default_factory=list[Path])
+    unread: list[KeyPath] = field(default_factory=list[KeyPath])
 
 
 @cache

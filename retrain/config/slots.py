@@ -8,7 +8,7 @@ from typing import Any
 
 from retrain import registry
 from retrain.algorithms.transforms.token_stages import transform_chain
-from retrain.config.positions import Path
+from retrain.config.positions import KeyPath
 from retrain.config.presets import preset_names
 from retrain.config.schema import Config
 
@@ -54,8 +54,8 @@ class Slot:
 
     kind: str
     name: str
-    path: Path
-    params_path: Path = ()
+    path: KeyPath
+    params_path: KeyPath = ()
     params: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
     inline: bool = False
     weight: float | None = None
@@ -71,7 +71,7 @@ def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
         several = getattr(config, section, ())
         whole = not isinstance(several, tuple)
         for index, entry in enumerate((several,) if whole else several):
-            around: Path = (section,) if whole else (section, index)
+            around: KeyPath = (section,) if whole else (section, index)
             params = getattr(entry, params_key) if params_key else {}
             at = (*around, params_key) if params_key else ()
             # Its code is imported by the workers, whose interpreter has its packages.
@@ -94,11 +94,11 @@ def _expert_slots(config: Config) -> Iterator[Slot]:
     """Yield a source for `[expert]`, or for each `[[expert]]`, that names a file."""
     for index, entry in enumerate(config.experts):
         if entry.path is not None:
-            at: Path = ("expert", index) if isinstance(config.expert, tuple) else ("expert",)
+            at: KeyPath = ("expert", index) if isinstance(config.expert, tuple) else ("expert",)
             yield Slot("source", "expert", (*at, "path"), at, entry.model_dump(), inline=True)
 
 
-def _named(kind: str, value: str | tuple[str, ...] | None) -> Iterator[tuple[Path, str]]:
+def _named(kind: str, value: str | tuple[str, ...] | None) -> Iterator[tuple[KeyPath, str]]:
     """Yield the component names in the value of a key with their indices; chains are expanded.
 
     Presets and "auto" are skipped, because they are not components.

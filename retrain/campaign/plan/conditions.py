@@ -12,7 +12,7 @@ from typing import Any
 
 from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
 from retrain.config.document import Document, fork, merge, overlay
-from retrain.config.positions import Path, leaves
+from retrain.config.positions import KeyPath, leaves
 from retrain.config.schema import Algorithm
 
 _STANDARD = [
@@ -21,7 +21,7 @@ _STANDARD = [
 ]
 """The conditions of a campaign without `[[campaign.conditions]]`."""
 
-Change = tuple[Path, Any, Path]
+Change = tuple[KeyPath, Any, KeyPath]
 """A key of the run, its value, and its place in the campaign file."""
 
 _MODES = ("algorithm.algorithm_mode", "algorithm.advantage_mode", "algorithm.transform_mode")
@@ -48,7 +48,7 @@ class Condition:
     method: str
     overrides: Mapping[str, Any]
     document: Document
-    at: Path
+    at: KeyPath
     against: str | None = None
     task: str = ""
     seed_offset: int = 0
@@ -89,12 +89,12 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
     axes = list(_axes(settings, source))
     entries = settings.conditions or _STANDARD
     if (count := len(entries) * prod(map(len, axes)) * max(1, len(settings.tasks))) > _MAX_CONDITIONS:
-        where: Path = ("campaign", "grid") if axes else ("campaign",)
+        where: KeyPath = ("campaign", "grid") if axes else ("campaign",)
         problem = f"the campaign has {count} conditions"
         source.refuse(where, problem, f"use at most {_MAX_CONDITIONS}, or split it into several campaigns")
         return []
     for index, entry in enumerate(entries):
-        at: Path = ("campaign", "conditions", index) if settings.conditions else ("campaign",)
+        at: KeyPath = ("campaign", "conditions", index) if settings.conditions else ("campaign",)
         changes = dict(entry.model_extra or {})
         if changes.pop("name", None) is not None:
             source.refuse((*at, "name"), "unknown key", 'did you mean "label"?')
@@ -160,7 +160,7 @@ def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
         yield [(path, value, (*at, index)) for index, value in enumerate(values) if value not in values[:index]]
 
 
-def owned(path: Path, value: Any, settings: Campaign | None = None) -> Iterator[tuple[Path, str]]:
+def owned(path: KeyPath, value: Any, settings: Campaign | None = None) -> Iterator[tuple[KeyPath, str]]:
     """Yield the keys in `value` at `path` that only the campaign may set, each with the fix.
 
     Args:
@@ -187,7 +187,7 @@ def within(key: str, table: str) -> bool:
     return f"{key}.".startswith(f"{table}.")
 
 
-def _path(key: str) -> Path:
+def _path(key: str) -> KeyPath:
     """Split `gtpo.beta` into (gtpo, beta); put a bare key of [algorithm] into that table."""
     return ("algorithm", key) if key in Algorithm.model_fields else tuple(key.split("."))
 

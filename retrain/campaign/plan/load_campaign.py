@@ -22,7 +22,7 @@ from retrain.config.document import PRESET_KEY, Document, canonical, fork, merge
 from retrain.config.load import validate
 from retrain.config.loaded_config import LoadedConfig
 from retrain.config.mistakes import catalog, collect
-from retrain.config.positions import Path as Key
+from retrain.config.positions import KeyPath
 from retrain.config.preset_keys import apply_preset, names_file
 from retrain.config.reported_metrics import result_problem
 from retrain.config.rules.unread_keys import judged
@@ -359,7 +359,7 @@ def free_tables() -> list[str]:
     return ["logging", "checkpoint", *tracker_tables()]
 
 
-def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[Key, ConfigProblem]]:
+def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[KeyPath, ConfigProblem]]:
     """Return the keys that no run reads.
 
     A key of the base is unread if no condition reads it; a key of a condition, if that condition does not read it.
@@ -376,7 +376,7 @@ def _unmeasured(settings: Campaign, config: LoadedConfig, source: Document) -> l
     """Return an error for each outcome that no evaluation and no step of a run measures."""
     problems: list[ConfigProblem] = []
     for index, outcome in enumerate(settings.all_outcomes):
-        at: Key = (SECTION, "outcomes", index, "metric") if settings.outcomes else (SECTION, "metric")
+        at: KeyPath = (SECTION, "outcomes", index, "metric") if settings.outcomes else (SECTION, "metric")
         if mistake := result_problem(outcome.key, config):
             problems.append(source.at(at, *mistake))
     return problems

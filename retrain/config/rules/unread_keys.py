@@ -8,7 +8,7 @@ from typing import Any
 from retrain import registry
 from retrain.algorithms.graph.column_graph import CONTEXT_PARAMETERS
 from retrain.config.loaded_config import LoadedConfig
-from retrain.config.positions import Path
+from retrain.config.positions import KeyPath
 from retrain.config.slots import Slot
 from retrain.errors import ConfigProblem
 from retrain.registry import Bound, Finding
@@ -42,7 +42,7 @@ def unread_keys(loaded: LoadedConfig) -> Iterator[Finding]:
 
 
 def judged(
-    unread: Iterable[tuple[Path, ConfigProblem]], overridden: bool
+    unread: Iterable[tuple[KeyPath, ConfigProblem]], overridden: bool
 ) -> tuple[list[ConfigProblem], list[ConfigProblem]]:
     """Split unread keys into (errors, warnings).
 

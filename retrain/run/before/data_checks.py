@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path as FilePath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 from retrain import registry
 from retrain.config.document import Document
 from retrain.config.loaded_config import LoadedConfig
-from retrain.config.positions import Path
+from retrain.config.positions import KeyPath
 from retrain.config.schema import Config
 from retrain.config.slots import labels
 from retrain.errors import ComponentError, DataError
@@ -95,7 +95,7 @@ def _check_micro_batches(loaded: LoadedConfig, document: Document) -> None:
                 document.refuse(slot.path, problem, fix)
 
 
-def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measured: Path) -> None:
+def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measured: KeyPath) -> None:
     """Record errors if a task's problems do not meet the requirements of evaluation, rewards and chat template.
 
     Args:
@@ -135,7 +135,7 @@ def _affordable(task: Task) -> int:
 
 
 def _check_problems(
-    loaded: LoadedConfig, problems: Callable[[], Iterable[Problem]], document: Document, at: Path
+    loaded: LoadedConfig, problems: Callable[[], Iterable[Problem]], document: Document, at: KeyPath
 ) -> None:
     """Record an error for problems that a reward cannot score, by its traits `answers` and `problems`.
 
@@ -196,7 +196,7 @@ def _has_chat_template(config: Config) -> bool | None:
     """Return True if the model has a chat template; None if the model must be downloaded to know."""
     if config.model.path == RANDOM_MODEL or config.model.chat == "off":
         return False
-    folder = FilePath(model_location(config.model.path))
+    folder = Path(model_location(config.model.path))
     if not folder.is_dir():
         return None
     file = folder / "tokenizer_config.json"
@@ -204,7 +204,7 @@ def _has_chat_template(config: Config) -> bool | None:
     return has_template or any(folder.glob("*chat_template*"))
 
 
-def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[Path, DataError]]:
+def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, DataError]]:
     """Read the files of the sources in use; yield errors with the keys that name the files."""
     for slot, source in loaded.in_use.items():
         read = registry.source.traits_of(source.component).read if slot.kind == "source" else None
