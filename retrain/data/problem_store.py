@@ -44,8 +44,7 @@ class ProblemStore(Sequence[Problem]):
             The training problems and the held-out problems.
         """
         # Hashes are uniform in [0, 2^64), so this share of them lies below the limit.
-        limit = fraction * 2**64
-        indices = range(len(self))
+        limit, indices = fraction * 2**64, range(len(self))
         train = self._select(index for index in indices if self.hashes[index] >= limit)
         return train, self._select(index for index in indices if self.hashes[index] < limit)
 
