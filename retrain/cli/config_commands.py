@@ -73,6 +73,7 @@ def schema(
 
     del as_json
     if file is not None:
+        # Loading registers the components that the file names.
         load_campaign(file) if is_campaign(file) else load(file)
     say(schema_text())
 
@@ -161,6 +162,7 @@ def check_rewards(
     if any(cell.endswith(" +") for row in table.rows for cell in row):
         say("+ wrong, and paid more than the lowest value and 0")
     holes = {entry.form.name: entry.correct for entry in checks if entry.form.name in wrong and entry.correct}
+    # Right forms that count in at most half of the problems.
     missed = [entry.form.name for entry in checks if entry.form.right and entry.correct <= 0.5]
     failed, count = sum(entry.failed for entry in checks), sum(entry.scored for entry in checks)
     if failed:
@@ -169,6 +171,7 @@ def check_rewards(
         say(f"? right, and counts as wrong: {', '.join(missed)}")
     if holes:
         say(f"! wrong, and counts as right: {', '.join(f'{name} ({share:.0%})' for name, share in holes.items())}")
+    # A wrong form that is paid but does not count as right is marked, and no failure: partial credit is a choice.
     if set(holes) - set(allow or ()) or failed / count > loaded.config.reward_pool.max_failed:
         raise typer.Exit(UserCodeError.exit_code)
 

@@ -63,6 +63,7 @@ ENTRY_POINTS = "retrain.commands"
 @cache
 def installed() -> dict[str, EntryPoint]:
     """Return the commands that entry points of installed packages add; they cannot replace those of COMMANDS."""
+    # Entry points cannot have a space in their name.
     points = {point.name.replace(".", " "): point for point in entry_points(group=ENTRY_POINTS)}
     return {name: points[name] for name in sorted(points.keys() - COMMANDS.keys())}
 
@@ -82,6 +83,7 @@ def load_command(name: str) -> Callable[..., Any]:
         module, _, function = COMMANDS[name][0].partition(":")
         return getattr(importlib.import_module(module), function)
     point = installed()[name]
+    # An installed package may raise anything, and only its own command should fail.
     try:
         return point.load()
     except Exception as error:
@@ -112,6 +114,7 @@ class Commands(TyperGroup):
         names = [name for name in command_names() if name.split()[0] == cmd_name]
         if not names:
             return None
+        # Typer makes a group of several commands, and a plain command of one.
         several = names != [cmd_name]
         group = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=several)
         for name in names:
@@ -197,6 +200,7 @@ def main() -> None:
         from retrain.system.process import launched
         from retrain.training.distributed.ranks import leave
 
+        # A rank that ends with an error tells the others, which would otherwise wait for it.
         if end.code and launched():
             leave(int(end.code))
         raise

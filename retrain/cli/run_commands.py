@@ -65,6 +65,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     if slurm is not None:
         from retrain.run.launch import slurm_script
 
+        # The job is requeued with the same line, so that these flags would apply again.
         if fresh or as_json or resume not in (None, "auto"):
             raise typer.BadParameter("a SLURM job resumes its run: remove --fresh, --json and any other --resume")
         say(slurm_script(loaded.directory, file, overrides or (), allow_change or (), ranks, slurm))

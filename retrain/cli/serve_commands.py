@@ -67,6 +67,7 @@ def _serve_engine(file: Path, overrides: Sequence[str], host: str, port: int | N
     from retrain.config.load import validate
     from retrain.serve.engine_server import serve as run_server
 
+    # Unlike `warn_of_host`, also with a key: vLLM does not ask for it at these endpoints.
     if not is_loopback(address(host, _PORT)):
         danger = "can replace weights and read files, with or without a key: use a private network"
         say(f"warning: anyone who can connect to {host} {danger}", error=True)
@@ -104,6 +105,7 @@ def _serve_policy(
                 say(f"the policy answers at {endpoint.url}/v1")
                 endpoint.work()
         finally:
+            # A second signal must not interrupt the end of the workers.
             sigterm.exiting = True
             context.close()
 

@@ -170,6 +170,7 @@ def export(
     """
     from retrain.run.reopen import reopen
 
+    # Before the model is loaded. Without our sums the folder may be somebody's only copy.
     if (directory / "config.json").exists() and not (directory / SUMS).exists():
         problem = f"{directory} holds a model that `retrain export` did not write"
         raise StorageError(f"{problem}; choose another directory, or delete this one")
@@ -194,6 +195,7 @@ def report(
     For a campaign the report has the verdict, differences with intervals and exact tests, curves, costs and credit;
     report.md and results.csv are written as well.
     """
+    # Only a campaign has a plan.
     if (run / "plan.json").is_file():
         from retrain.campaign.verdict.verdict_page import write_report as write_verdict
 
@@ -234,6 +236,7 @@ def status(
             say(json.dumps(facts, indent=2))
         else:
             console.print(_picture(facts))
+        # A damaged run among all of runs/ is shown, and no error of the command.
         if runs and any(row.get("state") == "unreadable" for row in facts):
             raise typer.Exit(StorageError.exit_code)
         return
