@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from retrain.engines.embedded.decoder import Slots
 from retrain.engines.embedded.static import StaticSlots
+from retrain.engines.generate_engine import GenerateEngine
 from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import EngineError
 from retrain.registry import ParameterError, find
@@ -145,8 +146,9 @@ def test_chunks_do_not_change_what_is_sampled(monkeypatch):
     assert [row.ids for row in flat(at_once)] == [row.ids for row in flat(one_by_one)]
 
 
-def test_a_seed_repeats_and_another_differs_and_the_global_state_stays():
-    engine = TorchEngine(tiny("qwen3"))
+@pytest.mark.parametrize("made", [TorchEngine, GenerateEngine])
+def test_a_seed_repeats_and_another_differs_and_the_global_state_stays(made):
+    engine = made(tiny("qwen3"))
     before = torch.get_rng_state()
     first = sample(engine, PROMPTS, SAMPLING)
     assert sample(engine, PROMPTS, SAMPLING) == first

@@ -53,12 +53,19 @@ def test_turns_are_sampled_as_from_contexts_that_are_computed_again(name, fused)
             assert one.logprobs == pytest.approx(other.logprobs, abs=5e-5)
 
 
-def test_only_what_is_new_is_computed():
+@pytest.fixture
+def watched():
+    """An engine, and the shapes that it has computed."""
     engine, computed = TorchEngine(tiny("qwen3"), dtype="float32", fused=False), []
     decoder: Any = engine._decoder
     decoder._model.register_forward_pre_hook(
         lambda module, inputs, named: computed.append(named["input_ids"].shape), with_kwargs=True
     )
+    return engine, computed
+
+
+def test_only_what_is_new_is_computed(watched):
+    engine, computed = watched
     first = [Request((7, 8, 9) * 6, 2, 3, 0)]
     groups = engine.sample(first, TURNS)
     computed.clear()
@@ -92,13 +99,9 @@ def test_prefixes_of_completions_are_continued_as_if_each_was_computed_alone(nam
         assert one.logprobs == pytest.approx(other.logprobs, abs=5e-5)
 
 
-def test_prefixes_of_a_completion_are_computed_once():
-    engine, computed = TorchEngine(tiny("qwen3"), dtype="float32", fused=False), []
+def test_prefixes_of_a_completion_are_computed_once(watched):
+    engine, computed = watched
     requests = [Request((7, 8, 9, 6) * 5 + (6,) * cut, 2, 1, cut) for cut in range(4)]
-    decoder: Any = engine._decoder
-    decoder._model.register_forward_pre_hook(
-        lambda module, inputs, named: computed.append(named["input_ids"].shape), with_kwargs=True
-    )
     engine.sample(requests, ONCE)
     assert computed == [(1, 23), (4, 1)], "the longest of them, and the last token of each"
 

@@ -1,5 +1,4 @@
 import json
-import os
 import pickle
 import re
 import shutil
@@ -17,6 +16,7 @@ from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Problem
 from tests.make_checkpoint import make_checkpoint
+from tests.storage.test_checkpoint import Canary
 
 pytestmark = pytest.mark.numeric
 
@@ -99,16 +99,6 @@ def test_broken_directory_is_explained(llama, damage, error, message):
 def test_missing_directory_never_asks_the_hub(path):
     with pytest.raises(ComponentError, match="there is no directory"):
         load_model(path)
-
-
-class Canary:
-    """What makes a folder when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize("dump", [pickle.dump, torch.save])
