@@ -82,26 +82,43 @@ def compare(paths: Sequence[Path], asked: Asked | None = None) -> Analysis:
         fix = "write the rows of all runs into one table, as docs/compare.md shows; results.csv of a campaign is one"
         raise ConfigError.at(files[0], "RUNS", "a file is compared alone", fix)
     if files:
+        # The file is read before the metric is known: without --metric it is the only one that the rows have.
         rows = read_results_file(files[0])
         tables = runs_of_file(files[0], rows, asked.outcome(metric=asked.metric or only_metric(rows)))
-    elif len(paths) == 1 and (paths[0] / PLAN).is_file() and asked == Asked():
-        tables = read_campaign_tables(paths[0])  # with its baseline, level, looks and declaration
+    elif len(paths) == 1 and (paths[0] / PLAN).is_file():
+        tables = _of_campaign(paths[0], asked)
     else:
         tables = [_of_runs(paths, asked)]
+    # Checked after reading, because only the values tell their unit.
     if problem := next(filter(None, map(margin_problem, tables)), ""):
         raise ConfigError.at(paths[0], "--margin", problem, "give it in the unit of the metric")
     return analyze([replace(results, paired=not asked.unpaired) for results in tables])
+
+
+def _of_campaign(path: Path, asked: Asked) -> list[Results]:
+    """Return the results of a campaign, task by task, with its baseline, level, looks and declaration."""
+    plan = read_plan(path)
+    if asked.unpaired and plan.look_sizes:
+        raise ConfigError.at(path, "--unpaired", "the looks stopped conditions by tests of pairs", "leave it out")
+    if asked._replace(unpaired=False, allowed=()) == Asked():
+        return read_campaign_tables(path)
+    base = Outcome() if asked.metric else plan.all_outcomes[0]
+    outcome = asked.outcome(**base.model_dump())
+    tables = read_campaign_tables(path, outcome)
+    # A claim was declared for the campaign's outcomes: another one is not tested alone.
+    return tables if outcome in plan.all_outcomes else [replace(results, declared=None) for results in tables]
 
 
 def _of_runs(paths: Sequence[Path], asked: Asked) -> Results:
     planned = [read_plan(path).all_outcomes[0] for path in paths if (path / PLAN).is_file()]
     outcome_of_plan = planned[0] if planned and not asked.metric else Outcome()
     results = read_runs(paths, asked.outcome(**outcome_of_plan.model_dump()))
-    single = len(paths) == 1 and bool(planned)
     changes = what_differs(results)
-    keys = [] if single else [key for key in measured_differently(changes, results) if key not in asked.allowed]
-    folder, problems = str(results.runs[0].path.parent), list[ConfigProblem]()
-    for key in keys:  # a campaign may compare tasks and models
+    folder = str(results.runs[0].path.parent)
+    problems: list[ConfigProblem] = []
+    for key in measured_differently(changes, results):
+        if key in asked.allowed:
+            continue
         values = ", ".join(f"{condition} {value}" for condition, value in changes[key].items())
         fix = f"compare runs of one task and model, or give --allow-different {key}"
         problems.append(ConfigProblem(folder, 0, 0, key, f"the runs were measured differently: {values}", fix))
@@ -123,6 +140,7 @@ def command(paths: Sequence[Path], asked: Asked) -> str:
 def differing(results: Results) -> list[str]:
     """Return the table of settings that differ between the conditions, for a terminal; empty if none does."""
     changes = what_differs(results)
+    # Every key has the same labels.
     labels = list(next(iter(changes.values()), {}))
     rows = [
         [key, *(json.loads(v) if v.startswith('"') else v for v in values.values())] for key, values in changes.items()

@@ -18,7 +18,7 @@ from retrain.campaign.plan.plan_file import PLAN
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import analyze, compare, noise_sources, pooled_deviation
 from retrain.campaign.verdict.judging import Contrast
-from retrain.campaign.verdict.looks import expected_seeds, look_levels
+from retrain.campaign.verdict.looks import expected_seeds
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train, warm_start
@@ -30,7 +30,7 @@ from retrain.storage.run_files import read_rows
 from retrain.system.masking import masked
 from retrain.system.process import Process, scratch_folder
 
-_PROBE_STEPS = 2
+_PROBE_STEPS = 2  # the second is timed: the first also compiles and allocates
 _EFFECTS = (0.0, 1.0, 1.5, 2.0)
 """True differences, in standard deviations of the paired difference, for which the runs of looks are estimated."""
 
@@ -49,6 +49,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     variables = machine_slots(loaded.settings.slots, loaded.settings.ranks)
     runs = len(seeds) * len(loaded.conditions)
     slots = len(variables)
+    # On each task one condition is the baseline, which is not compared with itself.
     comparisons = len(loaded.conditions) - max(1, len(loaded.settings.tasks))
     first = loaded.cell_config(loaded.conditions[0], seeds[0])
     spent, reached, sizes = _probe(first, config, loaded.settings.ranks, variables[0]) if probe else ({}, None, None)
@@ -75,6 +76,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     if sizes is not None:
         starts = loaded.settings.warm_starts * max(1, len(loaded.settings.tasks))  # the probe has computed one
         warm_s = math.ceil((starts - 1) / slots) * spent["warm_start_s"]
+        # Runs end at about the same time, so the slots work in rounds.
         campaign_s = math.ceil(runs / slots) * spent["run_s"] + warm_s
         facts["time"] = spent | {"campaign_s": campaign_s, "warm_starts": starts}
         for row in facts.get("looks", {}).get("expected", ()):
@@ -96,6 +98,7 @@ class Sizes(NamedTuple):
         steps = config.training.max_steps
         every = config.checkpoint.every
         saved = math.ceil(steps / every) if every else 1
+        # A finished run keeps its checkpoints only with keep = "all".
         newest = min(config.checkpoint.keep, saved) if keep == "all" else 0
         return self.model + self.checkpoint * (newest + (config.checkpoint.best is not None))
 
@@ -189,6 +192,7 @@ def spread(loaded: LoadedCampaign, reached: float | None = None) -> Spread | Non
     problems = loaded.configs[0].config.eval.problems
     if not problems or loaded.settings.all_outcomes[0].metric != "accuracy":
         return None
+    # At 0 and 1 the binomial error would be 0, and the campaign would seem to detect anything.
     rate, origin = (reached, "the probe's") if reached is not None and 0 < reached < 1 else (0.5, "worst-case")
     source = f"assumed: the binomial error of two evaluations of {problems} problems at {origin} accuracy {rate:.2g}"
     return Spread(math.sqrt(2 * rate * (1 - rate) / problems), f"{source}; differences between seeds add to it")
@@ -222,11 +226,14 @@ def power(settings: Campaign, comparisons: int, noise: Spread | None) -> list[st
         comparisons: number of tests that share the level `alpha`.
         noise: estimated standard deviation of the paired difference; None: only effect sizes are reported.
     """
-    starts, comparisons = settings.warm_starts, max(1, comparisons)
+    # A single condition is compared with nothing; its sentences are those of one comparison.
+    comparisons = max(1, comparisons)
+    starts = settings.warm_starts
     count, unit = (len(settings.seed_list), "paired seed") if starts == 1 else (starts, "warm start")
     exact = statistics.min_seeds_for_exact_test(settings.alpha)
     lines = [_detectable(settings, count, unit, comparisons, noise)]
     if count < exact:
+        # Shows what a few more seeds would buy: the exact test, which assumes nothing about the distribution.
         lines.append(_detectable(settings, max(6, exact), unit, comparisons, noise))
     if noise is not None:
         lines.append(f"standard deviation of the paired difference: {noise.sd:.3g} ({noise.source})")
@@ -252,12 +259,13 @@ def look_costs(settings: Campaign, comparisons: int, noise: Spread | None) -> di
     sizes = settings.look_sizes
     margin = settings.all_outcomes[0].margin
     margin_sd = margin / noise.sd if noise is not None and margin else None
+    # Each task has its own baseline, which runs on while any condition of that task does.
     baselines = max(1, len(settings.tasks))
     expected: list[dict[str, float]] = []
     for effect in _EFFECTS:
         compared, baseline = expected_seeds(sizes, comparisons, settings.alpha, effect, margin_sd)
         expected.append({"effect": effect, "runs": comparisons * compared + baselines * baseline})
-    first = statistics.detectable_effect(sizes[0], comparisons, look_levels(sizes, settings.alpha)[0])
+    first = statistics.detectable_effect(sizes[0], comparisons, statistics.spending(sizes, settings.alpha)[0])
     size = f"{first:.2f} standard deviations"
     size += f" ({first * noise.sd:.3g} {settings.all_outcomes[0].metric})" if noise is not None else ""
     tested = " and ".join([*filter(None, [", ".join(map(str, sizes[:-2]))]), str(sizes[-2])])
@@ -303,6 +311,7 @@ def _probe(
         run = folder / "probe"
         run.mkdir()
         document.setdefault("training", {})["max_steps"] = _PROBE_STEPS
+        # A probe is no run, so no tracker hears of it.
         document.setdefault("logging", {}).update(dir=str(folder), name=run.name, trackers=[])
         (run / "config.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
         # The warm start stays in the cache, so the run or the campaign does not compute it again.
@@ -313,9 +322,12 @@ def _probe(
         sizes = _sizes(run)
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]
+    # What is neither a step nor an evaluation is the start: imports, model, data. The slower evaluation counts, on the
+    # trained model.
     start, each = wall - sum(steps) - sum(evaluations), max(evaluations, default=0.0)
     count = config.training.max_steps
     every = config.eval.every
+    # Before the first step, after the last, and every so many steps between.
     times = (2 + ((count - 1) // every if every else 0)) if count else 1
     seconds = {
         "warm_start_s": warm,
@@ -333,6 +345,7 @@ def _timed(run: Path, start: Callable[[], Process]) -> float:
     if code := finish(start()):
         text = (run / "log.txt").read_text(encoding="utf-8", errors="replace")
         error = RetrainError(f"the probe failed: {reason(run, code)}\n{text[-2000:]}")
+        # A shell reports a process killed by signal n as 128 + n, and Python as -n.
         error.exit_code = code if code > 0 else 128 - code
         raise error
     return time.monotonic() - began

@@ -86,6 +86,14 @@ def test_what_cannot_be_written_or_named_has_a_code_of_its_own_and_no_traceback(
     assert re.search(r"\^ better .* \|-+o-+\|", drawn.stdout.decode("ascii"))
 
 
+def test_looks_are_not_replaced_by_unpaired_tests(tmp_path, cli):
+    few = {"conditions": ("grpo", "maxrl"), "failed": (), "missing": (), "steps": 40}
+    directory = write_campaign(tmp_path / "c", seeds=range(9), looks=[8], **few)
+    refused = cli("compare", str(directory), "--unpaired")
+    assert refused.exit_code == 2
+    assert "--unpaired: the looks stopped conditions by tests of pairs" in refused.stderr
+
+
 def test_a_campaign_is_compared_by_its_own_rules(tmp_path, cli):
     rules = {"alpha": 1e-4, "baseline": "maxrl", "ladder": []}
     directory = write_campaign(tmp_path / "c", conditions=("grpo", "maxrl"), failed=(), missing=(), **rules)

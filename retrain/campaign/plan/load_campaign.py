@@ -32,6 +32,8 @@ from retrain.registry import Bound
 from retrain.run.before.data_checks import check_data
 from retrain.system.files import expanded
 
+_DATA = ("task", "tasks", "environment", "environments", "rewards", "warmup", "eval", "expert", "source", "model")
+"""Tables of a run that name its data."""
 _LEAST_STARTS = 6
 """Smallest number of independent differences for which a permutation test can give p <= .05."""
 _LEAST_LOOK = 7
@@ -104,20 +106,8 @@ class LoadedCampaign:
         Raises:
             ConfigError: all problems found.
         """
-        sections = (
-            "task",
-            "tasks",
-            "environment",
-            "environments",
-            "rewards",
-            "warmup",
-            "eval",
-            "expert",
-            "source",
-            "model",
-        )
         distinct = {
-            json.dumps([facts[key] for key in sections] + [facts["components"]["task"]], sort_keys=True): config
+            json.dumps([facts[key] for key in _DATA] + [facts["components"]["task"]], sort_keys=True): config
             for config in reversed(self.configs)
             for facts in (config.resolved(),)
         }
@@ -329,10 +319,8 @@ def _check_controls(others: Sequence[str], settings: Campaign, source: Document)
 def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | None) -> dict[str, Any]:
     """Return the condition's configuration with seed, run directory (in `folder`), and run names for trackers."""
     data = copy.deepcopy(condition.document.data)
-    for section, values in {
-        "training": {"seed": seed + condition.seed_offset},
-        "logging": {"name": f"s{seed}"},
-    }.items():
+    values_of = {"training": {"seed": seed + condition.seed_offset}, "logging": {"name": f"s{seed}"}}
+    for section, values in values_of.items():
         if isinstance(data.setdefault(section, {}), dict):
             data[section] |= values
     logging = data["logging"]

@@ -215,24 +215,9 @@ def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
         "ladder": loaded.ladder,
         "control_of": loaded.control_of,
         "looks": loaded.settings.look_sizes[:-1],
+        # Seeds, conditions and steps are those of the cells; the others are above.
         **loaded.settings.model_dump(
-            include={
-                "tasks",
-                "warm_starts",
-                "primary",
-                "claim",
-                "controls",
-                "metric",
-                "goal",
-                "margin",
-                "outcomes",
-                "alpha",
-                "executor",
-                "slots",
-                "ranks",
-                "retries",
-                "keep",
-            }
+            exclude={"name", "base", "seeds", "looks", "max_steps", "conditions", "grid", "baseline"}
         ),
         "cells": [asdict(job) for job in jobs(loaded)],
         **{name: module.planned(loaded) for name, module in extensions().items()},

@@ -8,19 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from retrain.campaign.plan.outcome import Outcome
-from retrain.campaign.verdict import statistics, withholding
-from retrain.campaign.verdict.judging import (
-    Contrast,
-    Judged,
-    Look,
-    Measure,
-    area,
-    judge,
-    length,
-    paired_matrix,
-    result,
-    tests_of,
-)
+from retrain.campaign.verdict import judging, statistics, withholding
 from retrain.campaign.verdict.results import ALL_TASKS, Cell, Results, mean_over_tasks
 from retrain.campaign.verdict.statistics import LEVEL, Estimate, Mean, SequentialFamily, Tested, mean_of
 from retrain.campaign.verdict.verdict_kinds import KINDS, VerdictKind
@@ -47,8 +35,8 @@ class Comparison:
         seeds: seeds that finished in both conditions; of unpaired runs, those of the condition.
         runs: number of runs with a result of the condition, and of the other.
         paired: True if the seeds are pairs.
-        starts: number of warm starts of these runs. With several, the differences of one warm start are averaged and
-            count as one observation.
+        starts: number of warm starts of these runs.
+        count: number of independent differences: seeds, or warm starts if the campaign has several.
         left_out: seeds of the plan without a pair.
         mean: mean difference with its standard error; difference: the same with a 95% t interval, uncorrected.
         judged: the tests.
@@ -71,10 +59,11 @@ class Comparison:
     runs: tuple[int, int]
     paired: bool
     starts: int
+    count: int
     left_out: tuple[int, ...]
     mean: Mean
-    judged: Judged = field(default_factory=Judged)
-    look: Look | None = None
+    judged: judging.Judged = field(default_factory=judging.Judged)
+    look: judging.Look | None = None
     effect: float = math.nan
     area: Estimate = NOTHING
     avg_tokens: Estimate = NOTHING
@@ -94,9 +83,14 @@ class Comparison:
         return "open" if self.withheld else self.judged.kind
 
     @property
-    def count(self) -> int:
-        """Number of independent differences: seeds, or warm starts if there are several."""
-        return self.starts if self.starts > 1 else len(self.seeds)
+    def by_start(self) -> bool:
+        """True if the differences of each warm start are averaged."""
+        return self.starts > 1 or (self.paired and self.count < len(self.seeds))
+
+    @property
+    def waits(self) -> bool:
+        """True before the look of the comparison is complete."""
+        return self.look is not None and not self.look.ended
 
     @property
     def deviation(self) -> float:
@@ -152,6 +146,7 @@ class Analysis:
     @property
     def shown(self) -> list[Comparison]:
         """Comparisons without those of the baseline that are in the ladder as well."""
+        # Such a pair has two corrected p-values, one in each family, and a reader needs one.
         ladder = {(test.outcome, test.condition, test.against) for test in self.comparisons if test.family == "ladder"}
         return [
             test
@@ -182,7 +177,7 @@ def analyze(tables: Sequence[Results]) -> Analysis:
     return Analysis(tuple(tables), tuple(comparison for family in compared for comparison in family))
 
 
-Family = tuple[str, list[Contrast]]
+Family = tuple[str, list[judging.Contrast]]
 """Name of a family of comparisons that is corrected alone, and its comparisons."""
 
 
@@ -190,57 +185,69 @@ def families_of(tables: Sequence[Results]) -> list[Family]:
     """Return the families of one outcome: the declared comparison, then those of the others."""
     first = tables[0]
     others = [label for label in first.conditions if label != first.baseline]
-    families: dict[str, list[Contrast]] = {"primary": []}
+    families: dict[str, list[judging.Contrast]] = {"primary": []}
     if len(tables) == 1 and not first.task:
+        # A ladder on which all extend the baseline would be the family of the baseline again.
         ladder = set(first.ladder) != {(label, first.baseline) for label in others}
-        families["ladder"] = [Contrast(first, *pair) for pair in first.ladder if ladder]
-        families["baseline"] = [Contrast(first, label, first.baseline) for label in others]
+        families["ladder"] = [judging.Contrast(first, *pair) for pair in first.ladder if ladder]
+        families["baseline"] = [judging.Contrast(first, label, first.baseline) for label in others]
     else:
         mean = [replace(mean_over_tasks(tables), units=withholding.task_units(tables))] if len(tables) > 1 else []
         for suffix, controls in (("", False), (" of controls", True)):
             side = [label for label in others if (label in first.controls) is controls]
             pairs = [(label, first.control_of.get(label, first.baseline)) for label in side]
-            families[f"pooled{suffix}"] = [Contrast(each, *pair) for each in mean for pair in pairs]
-            families[f"tasks{suffix}"] = [Contrast(each, *pair) for pair in pairs for each in tables]
-    claimed: list[Contrast] = []
+            families[f"pooled{suffix}"] = [judging.Contrast(each, *pair) for each in mean for pair in pairs]
+            families[f"tasks{suffix}"] = [judging.Contrast(each, *pair) for pair in pairs for each in tables]
+    claimed: list[judging.Contrast] = []
     for name, contrasts in families.items():
         claimed += [each for each in contrasts if (each.results.task, *each.labels) == first.claimed]
         families[name] = [each for each in contrasts if (each.results.task, *each.labels) != first.claimed]
+    # The pair may be in the ladder and in the baseline's family; it is tested once.
     families["primary"] = claimed[-1:]
     return [(name, contrasts) for name, contrasts in families.items() if contrasts]
 
 
-def compare(contrasts: Sequence[Contrast], family: str) -> list[Comparison]:
+def compare(contrasts: Sequence[judging.Contrast], family: str) -> list[Comparison]:
     """Compare conditions as one family."""
     if not contrasts:
         return []
     alpha = contrasts[0].results.alpha
-    verdicts = judge(contrasts, tests_of(contrasts), alpha)
+    verdicts = judging.judge(contrasts, judging.tests_of(contrasts), alpha)
     return [_compared(family, contrasts, index, judged, alpha) for index, judged in enumerate(verdicts)]
 
 
 def _compared(
-    family: str, contrasts: Sequence[Contrast], index: int, judged: Judged, alpha: float, look: Look | None = None
+    family: str,
+    contrasts: Sequence[judging.Contrast],
+    index: int,
+    judged: judging.Judged,
+    alpha: float,
+    look: judging.Look | None = None,
 ) -> Comparison:
     """Return a comparison with its estimates, its verdict, and what qualifies it."""
     contrast = contrasts[index]
+    # Runs that are equal in everything measured were not changed by the method, whatever the test says.
     if _same(contrast):
         judged = replace(judged, kind="same")
     comparison = replace(_described(contrast, family, len(contrasts)), judged=judged, look=look)
     counted = judged
-    if any(cell.status == "failed" for each in contrasts for cell in each.results.runs):
+    if not comparison.waits and any(cell.status == "failed" for each in contrasts for cell in each.results.runs):
         failed = [each._replace(results=each.results.with_failures()) for each in contrasts]
-        counted = judge(failed, tests_of(failed), alpha, look.level if look else LEVEL)[index]
+        counted = judging.judge(failed, judging.tests_of(failed), alpha, look)[index]
     return replace(comparison, **_remarks(contrast, comparison, counted))
 
 
-def _described(contrast: Contrast, family: str, size: int) -> Comparison:
+def _described(contrast: judging.Contrast, family: str, size: int) -> Comparison:
     """Return a comparison with its estimates, before the tests."""
     results, condition, against = contrast
     pairs = results.pairs(condition, against)
     seeds = tuple(cell.seed for cell, _ in pairs) if results.paired else tuple(results.done(condition))
     planned = {cell.seed for label in contrast.labels for cell in results.of(label)}
     scores = [_aes(results, *pair) for pair in pairs]
+    compared = [cell for pair in pairs for cell in pair]
+    if not results.paired:
+        compared = [cell for label in contrast.labels for cell in results.done(label).values()]
+    differences = contrast.differences()
     return Comparison(
         condition=condition,
         against=against,
@@ -252,23 +259,24 @@ def _described(contrast: Contrast, family: str, size: int) -> Comparison:
         seeds=seeds,
         runs=(len(results.done(condition)), len(results.done(against))),
         paired=results.paired,
-        starts=len({cell.start for cell, _ in pairs}) if results.paired else 1,
+        starts=len({cell.start for cell in compared}),
+        count=len(differences),
         left_out=tuple(sorted(planned - set(seeds))) if results.paired else (),
         mean=contrast.mean,
-        effect=statistics.hedges_g([*contrast.differences().values()]),
-        area=mean_estimate([*contrast.differences(area).values()]),
-        avg_tokens=mean_estimate([*contrast.differences(length).values()]),
+        effect=statistics.hedges_g([*differences.values()]),
+        area=mean_estimate([*contrast.differences(judging.area).values()]),
+        avg_tokens=mean_estimate([*contrast.differences(judging.length).values()]),
         aes=mean_estimate([score for score in scores if score is not None]),
     )
 
 
-def _same(contrast: Contrast) -> bool:
+def _same(contrast: judging.Contrast) -> bool:
     """Return True if results, areas under the curve and tokens are equal in every seed, and the latter are known."""
-    measured = [contrast.differences(measure) for measure in (result, area, length)]
+    measured = [contrast.differences(measure) for measure in (judging.result, judging.area, judging.length)]
     return bool(measured[-1]) and not any(any(differences.values()) for differences in measured)
 
 
-def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dict[str, str]:
+def _remarks(contrast: judging.Contrast, comparison: Comparison, counted: judging.Judged) -> dict[str, str]:
     """Return the texts on failed runs, on a withheld verdict, and on runs without an effect.
 
     Args:
@@ -278,11 +286,13 @@ def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dic
     """
     results = contrast.results
     labels = contrast.labels
+    # A missing or unfinished run is no evidence against a condition; a failed one may have failed by its method.
     lost = {label: [cell for cell in results.of(label) if cell.status == "failed"] for label in labels}
     texts = {"failures": "", "withheld": "", "warning": ""}
     failed = sum(map(len, lost.values()))
     kind = comparison.judged.kind
-    if failed and comparison.seeds:
+    # A comparison that waits for its look gets no verdict, also not in the words on failed runs.
+    if failed and comparison.seeds and not comparison.waits:
         mean = contrast._replace(results=results.with_failures()).mean
         whose = " and ".join(f"{len(cells)} of {label}" for label, cells in lost.items() if cells)
         texts["failures"] = f"with the {plural(failed, 'failed run')} ({whose}) counted as the worst value seen, "
@@ -294,6 +304,7 @@ def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dic
     constant = [label for label in labels if _constant(results, label)]
     if constant and any(map(results.values, labels)):
         texts["warning"] = f"every seed of {' and of '.join(constant)} has the same result: the seed changes nothing"
+    # Runs that ignore the seed are one run, so that several of them are no sample.
     if len(constant) == 2 and kind != "same":
         texts |= {"withheld": texts["warning"], "warning": ""}
     if (
@@ -309,6 +320,7 @@ def _remarks(contrast: Contrast, comparison: Comparison, counted: Judged) -> dic
 def _constant(table: Results, condition: str) -> bool:
     """Return True if all runs of a condition, at least two, have equal curves that do not end at 0 or 1."""
     curves = [cell.curve for cell in table.done(condition).values()]
+    # At 0 or 1 several runs can end alike by themselves; `withholding` judges those.
     return len(curves) > 1 and len(set(curves)) == 1 and curves[0][-1][1] not in (0.0, 1.0)
 
 
@@ -324,12 +336,14 @@ def _analyze_looks(tables: Sequence[Results], families: Sequence[Family]) -> Ana
     first = tables[0]
     sizes = tuple(map(len, first.looks))
     tests = [_sequential(contrasts) for _, contrasts in families]
+    # The looks are replayed in their order, so that the result depends on the stored runs and not on when it is
+    # computed.
     levels = statistics.nominal_levels(sizes, first.alpha)
     ended: dict[tuple[int, int], Comparison] = {}
     stopped: dict[tuple[str, str], int] = {}
     passed = 0
     while passed < len(sizes) and _complete(tables, passed, stopped):
-        look = Look(passed + 1, first.looks[passed], sizes, levels[passed], ended=True)
+        look = judging.Look(passed + 1, first.looks[passed], sizes, levels[passed], ended=True)
         for number, (name, contrasts) in enumerate(families):
             equal: dict[int, int] = {}
             members: list[int] = []
@@ -337,6 +351,7 @@ def _analyze_looks(tables: Sequence[Results], families: Sequence[Family]) -> Ana
                 earlier = ended.get((number, index))
                 if earlier is None:
                     members.append(index)
+                # A shown difference leaves the family and lowers the bounds of the others; what ended as equal stays.
                 elif earlier.look and earlier.kind not in ("better", "worse"):
                     equal[index] = earlier.look.number - 1
             for index, comparison in _at_look(name, contrasts, tests[number], members, equal, look).items():
@@ -345,13 +360,14 @@ def _analyze_looks(tables: Sequence[Results], families: Sequence[Family]) -> Ana
         passed += 1
         stopped |= {
             key: sizes[passed - 1]
-            for key in _conditions(tables)
+            for key in dict.fromkeys((results.task, label) for results in tables for label in results.conditions)
             if key not in stopped and not _open(families, ended, *key)
         }
+    # After the last look nothing waits, but an index beyond it would not exist.
     last = min(passed, len(sizes) - 1)
-    waiting = Look(last + 1, first.looks[last], sizes, levels[last], ended=False)
+    waiting = judging.Look(last + 1, first.looks[last], sizes, levels[last], ended=False)
     comparisons = [
-        ended.get((number, index)) or _compared(name, contrasts, index, Judged(), first.alpha, waiting)
+        ended.get((number, index)) or _compared(name, contrasts, index, judging.Judged(), first.alpha, waiting)
         for number, (name, contrasts) in enumerate(families)
         for index in range(len(contrasts))
     ]
@@ -366,32 +382,34 @@ def _used(results: Results, stopped: Mapping[tuple[str, str], int]) -> Results:
     return results.without(lambda cell: cell.seed not in used[cell.condition])
 
 
-def _sequential(contrasts: Sequence[Contrast]) -> SequentialFamily:
+def _sequential(contrasts: Sequence[judging.Contrast]) -> SequentialFamily:
     results = contrasts[0].results
     seeds = results.looks[-1]
     sizes = [len(look) for look in results.looks]
     floors = [contrast.floor for contrast in contrasts]
-    return SequentialFamily(paired_matrix(contrasts, seeds), sizes, floors, seeds, results.alpha)
+    return SequentialFamily(judging.paired_matrix(contrasts, seeds), sizes, floors, seeds, results.alpha)
 
 
 def _at_look(
     family: str,
-    contrasts: Sequence[Contrast],
+    contrasts: Sequence[judging.Contrast],
     tests: SequentialFamily,
     members: Sequence[int],
     equal: Mapping[int, int],
-    look: Look,
+    look: judging.Look,
 ) -> dict[int, Comparison]:
     """Test the open comparisons of a family at a look: index -> comparison over the seeds of this look."""
     spent = statistics.spending(look.sizes, contrasts[0].results.alpha)[look.number - 1]
     corrected = tests.test(look.number - 1, members, equal)
+    # The p-value without correction is that of a family of one.
     alone = {index: tests.test(look.number - 1, [index], {})[index] for index in corrected}
     tested = [
         Tested("exact", alone[index], corrected[index]) if index in corrected else Tested()
         for index in range(len(contrasts))
     ]
+    # Baseline and undecided conditions have runs beyond this look, which it must not see.
     of_look = [contrast.of_seeds(look.seeds) for contrast in contrasts]
-    judged = judge(of_look, tested, spent, look.level)
+    judged = judging.judge(of_look, tested, spent, look)
     return {index: _compared(family, of_look, index, judged[index], spent, look) for index in members}
 
 
@@ -406,10 +424,6 @@ def _complete(tables: Sequence[Results], look: int, stopped: Mapping[tuple[str, 
     )
 
 
-def _conditions(tables: Sequence[Results]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((results.task, label) for results in tables for label in results.conditions))
-
-
 def _open(families: Sequence[Family], ended: Mapping[tuple[int, int], Comparison], task: str, label: str) -> bool:
     """Return True if a comparison that needs further runs of a condition has not ended; the mean needs every task."""
     return any(
@@ -419,7 +433,7 @@ def _open(families: Sequence[Family], ended: Mapping[tuple[int, int], Comparison
     )
 
 
-def average(table: Results, condition: str, measure: Measure = result) -> Estimate:
+def average(table: Results, condition: str, measure: judging.Measure = judging.result) -> Estimate:
     """Mean of a measure over the finished runs of a condition, with its 95% t interval; NaN if no run has it."""
     values = [measure(cell) for cell in table.done(condition).values()]
     return mean_estimate([value for value in values if value is not None])
@@ -435,9 +449,10 @@ def claims(analysis: Analysis) -> dict[str, bool]:
 
     An outcome holds if it is better, or with a margin equal or not worse; of several tasks the mean decides.
     """
+    # A claim on each task separately would need every one of them, and one lucky task none.
     task = ALL_TASKS if len(analysis.main) > 1 else analysis.first.task
     agreement: dict[str, dict[str, bool]] = {}
-    for comparison in analysis.comparisons:
+    for comparison in analysis.shown:  # a pair of the ladder has no second verdict, as in every table
         if comparison.task == task and comparison.against == analysis.first.baseline:
             style = KINDS[comparison.kind]
             holds = comparison.outcome.margin is not None if style.holds == "margin" else style.holds
@@ -470,13 +485,16 @@ def noise_sources(analysis: Analysis) -> str:
         if comparison.paired and comparison.starts == 1 and comparison.mean.dof > 0 and comparison.task in tables
     ]
     deviation = pooled_deviation(compared)
-    # The mean over evaluations has less of this variance, by how much depends on the runs.
+    # A mean over evaluations has less of this variance; how much less depends on the runs.
     if not problems or not deviation or outcome.summary == "mean":
         return ""
+    # Pairing removes a part of it, so that the formula can exceed the whole deviation.
     sampled = min(fmean(_of_problems(each, tables[each.task], problems) for each in compared) ** 0.5, deviation)
     if not sampled:  # every run is right on all problems or on none: the deviation is the resolution, not a spread
         return ""
+    # Four times the problems leave a quarter of their part of the variance.
     fewer = math.sqrt(deviation**2 - sampled**2 * (1 - 1 / _MORE))
+    # The comparison with the most seeds: the others wait for runs that are planned anyway.
     most = max(compared, key=lambda comparison: comparison.count)
     now = deviation * statistics.detectable_effect(most.count, most.size, most.alpha)
     then = deviation * statistics.detectable_effect(most.count + _MORE, most.size, most.alpha)

@@ -11,22 +11,7 @@ from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import drawn_range
 from retrain.campaign.verdict.statistics import Estimate
 from retrain.campaign.verdict.verdict_kinds import KINDS, KindStyle, Shape
-from retrain.report.charts import (
-    Axes,
-    Point,
-    Range,
-    area,
-    axis_range,
-    hover,
-    label,
-    line,
-    padded,
-    polyline,
-    span,
-    svg,
-    svg_text,
-    ticks,
-)
+from retrain.report import charts
 from retrain.report.page import plural
 
 COLORS = 16  # colors of the style sheet, c0 to c15
@@ -35,22 +20,22 @@ _WIDE, _ROW, _PAD = 340, 26, 12
 Curve = list[tuple[int, Estimate]]
 
 
-def forest_span(comparisons: Sequence[Comparison]) -> Range:
+def forest_span(comparisons: Sequence[Comparison]) -> charts.Range:
     """Return the range of an axis that contains 0, the margin and every interval, of which very wide ones are cut."""
-    return padded(drawn_range(comparisons), 0.04)
+    return charts.padded(drawn_range(comparisons), 0.04)
 
 
-def forest_axis(of: Range) -> str:
+def forest_axis(of: charts.Range) -> str:
     """Draw the axis below the rows of `forest_row`."""
-    places = {tick: _across(tick, of) for tick in ticks(*of, count=5)}
+    places = {tick: _across(tick, of) for tick in charts.ticks(*of, count=5)}
     marks = "".join(
-        line("axis", (x, 0), (x, 4)) + label("middle", (x, 16), f"{tick:+g}" if tick else "0")
+        charts.line("axis", (x, 0), (x, 4)) + charts.label("middle", (x, 16), f"{tick:+g}" if tick else "0")
         for tick, x in places.items()
     )
-    return _forest(20, line("axis", (_PAD, 0), (_WIDE - _PAD, 0)) + marks)
+    return _forest(20, charts.line("axis", (_PAD, 0), (_WIDE - _PAD, 0)) + marks)
 
 
-def forest_row(comparison: Comparison, of: Range) -> str:
+def forest_row(comparison: Comparison, of: charts.Range) -> str:
     """Draw a difference with its interval, the mark of its verdict, the line at 0, and a band for the margin."""
     middle = _ROW / 2
     zero = _across(0, of)
@@ -59,12 +44,12 @@ def forest_row(comparison: Comparison, of: Range) -> str:
     if margin := comparison.outcome.margin:
         low, high = (min(max(_across(end, of), _PAD), _WIDE - _PAD) for end in (-margin, margin))
         parts.append(f'<rect class="margin" x="{low:.1f}" y="0" width="{high - low:.1f}" height="{_ROW}"/>')
-    parts.append(line("zero", (zero, 0), (zero, _ROW)))
+    parts.append(charts.line("zero", (zero, 0), (zero, _ROW)))
     if comparison.look:
         parts.append(_looks(comparison.look, kind.css))
     if math.isfinite(comparison.difference.low):
         low, high = (_across(_clip(of, end), of) for end in (comparison.difference.low, comparison.difference.high))
-        parts.append(line(f"{kind.css} whisker", (low, middle), (high, middle)))
+        parts.append(charts.line(f"{kind.css} whisker", (low, middle), (high, middle)))
     if math.isfinite(comparison.difference.value):
         parts.append(_shape(kind, (_across(_clip(of, comparison.difference.value), of), middle)))
     return _forest(_ROW, "".join(parts))
@@ -75,11 +60,11 @@ def _looks(look: Look, css: str) -> str:
     bottom = _ROW - 2
     ends = [_PAD + (_WIDE - 2 * _PAD) * size / look.sizes[-1] for size in look.sizes]
     reached = ends[look.number - 1] if look.ended else (ends[look.number - 2] if look.number > 1 else _PAD)
-    ticks_of_looks = "".join(line("axis", (end, bottom - 4), (end, bottom)) for end in ends)
-    return ticks_of_looks + line(f"{css} whisker", (_PAD, bottom), (reached, bottom))
+    ticks_of_looks = "".join(charts.line("axis", (end, bottom - 4), (end, bottom)) for end in ends)
+    return ticks_of_looks + charts.line(f"{css} whisker", (_PAD, bottom), (reached, bottom))
 
 
-def _shape(kind: KindStyle, center: Point) -> str:
+def _shape(kind: KindStyle, center: charts.Point) -> str:
     """Draw the mark of a verdict."""
     turned = " rotate(180)" if kind.shape == "inverted triangle" else ""
     path = _SHAPES[_SHAPE_OF[kind.shape]](5.5)
@@ -92,7 +77,7 @@ def verdict_marks() -> list[tuple[str, str]]:
     return [(kind.legend, _shape(kind, (0.0, 0.0))) for kind in KINDS.values() if kind.legend]
 
 
-def _across(value: float, of: Range) -> float:
+def _across(value: float, of: charts.Range) -> float:
     return _PAD + (_WIDE - 2 * _PAD) * (value - of[0]) / (of[1] - of[0])
 
 
@@ -114,62 +99,63 @@ def curves(results: Results) -> list[tuple[str, str, str]]:
     The first chart has the means of all conditions. Then follows a chart for each condition, with its runs, its
     interval, and the baseline as a dashed line. A condition whose runs share fewer than two steps has no curve.
     """
-    curves = {label: mean_curve(list(results.done(label).values())) for label in results.conditions}
-    means = {label: curve for label, curve in curves.items() if len(curve) > 1}
+    curves = {condition: mean_curve(list(results.done(condition).values())) for condition in results.conditions}
+    means = {condition: curve for condition, curve in curves.items() if len(curve) > 1}
     if not means:
         return []
     # One pair of axes for all charts, so that conditions can be compared by eye.
-    points = [point for label in means for cell in results.done(label).values() for point in cell.curve]
-    axes = Axes(span([float(step) for step, _ in points]), *_values([y for _, y in points]))
-    lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
-    charts = [("All conditions", "mean over runs", svg(axes.draw() + lines + _tooltips(axes, means)))]
+    points = [point for condition in means for cell in results.done(condition).values() for point in cell.curve]
+    axes = charts.Axes(charts.span([float(step) for step, _ in points]), *_values([y for _, y in points]))
+    lines = "".join(
+        charts.polyline(axes, _line(curve), f"curve c{index(results, condition)}") for condition, curve in means.items()
+    )
+    drawn = [("All conditions", "mean over runs", charts.svg(axes.draw() + lines + _tooltips(axes, means)))]
     for name, curve in means.items():
         runs = plural(len(results.done(name)), "run") + (", the baseline" if name == results.baseline else "")
-        charts.append((name, runs, _panel(results, name, curve, means, axes)))
-    return charts
+        drawn.append((name, runs, _panel(results, name, curve, means, axes)))
+    return drawn
 
 
-def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve], axes: Axes) -> str:
-    style = f"c{index(results, label)}"
-    runs = [[(float(step), y) for step, y in cell.curve] for cell in results.done(label).values()]
-    faint = "".join(polyline(axes, run, f"single {style}") for run in runs)
+def _panel(results: Results, condition: str, curve: Curve, means: Mapping[str, Curve], axes: charts.Axes) -> str:
+    style = f"c{index(results, condition)}"
+    runs = [[(float(step), y) for step, y in cell.curve] for cell in results.done(condition).values()]
+    faint = "".join(charts.polyline(axes, run, f"single {style}") for run in runs)
     # One run has a mean without an interval, and no band.
     finite = [(float(step), at) for step, at in curve if math.isfinite(at.low)]
     upper = [(x, _clip(axes.y, at.high)) for x, at in finite]
     lower = [(x, _clip(axes.y, at.low)) for x, at in finite]
-    band = area(axes, upper, lower, f"area {style}") if finite else ""
-    baseline = means.get(results.baseline, []) if label != results.baseline else []
-    dashed = polyline(axes, _line(baseline), "reference") if baseline else ""
-    shown = {label: curve} | ({results.baseline: baseline} if baseline else {})
-    return svg(
-        axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {style}") + _tooltips(axes, shown)
-    )
+    band = charts.area(axes, upper, lower, f"area {style}") if finite else ""
+    baseline = means.get(results.baseline, []) if condition != results.baseline else []
+    dashed = charts.polyline(axes, _line(baseline), "reference") if baseline else ""
+    shown = {condition: curve} | ({results.baseline: baseline} if baseline else {})
+    mean = charts.polyline(axes, _line(curve), f"curve {style}")
+    return charts.svg(axes.draw() + band + faint + dashed + mean + _tooltips(axes, shown))
 
 
-def _tooltips(axes: Axes, shown: Mapping[str, Curve]) -> str:
+def _tooltips(axes: charts.Axes, shown: Mapping[str, Curve]) -> str:
     """Add tooltips with the means at every step."""
     at: dict[int, list[str]] = {}
     for name, curve in shown.items():
         for step, mean in curve:
             at.setdefault(step, []).append(f"{name} {axes.value(mean.value)}")
-    return hover(axes, [(float(step), f"step {step}: {', '.join(at[step])}") for step in sorted(at)])
+    return charts.hover(axes, [(float(step), f"step {step}: {', '.join(at[step])}") for step in sorted(at)])
 
 
-def _values(values: Sequence[float]) -> tuple[Range, bool]:
+def _values(values: Sequence[float]) -> tuple[charts.Range, bool]:
     """Return the range of an axis for these values, and True if all of them are between 0 and 1."""
     # Values within 0 and 1 are taken for shares and printed in percent.
     if any(not 0 <= value <= 1 for value in values):
-        return axis_range(values, False), False
-    low, high = axis_range(values, True)
+        return charts.axis_range(values, False), False
+    low, high = charts.axis_range(values, True)
     return (max(0.0, low), min(1.0, high)), True
 
 
-def _clip(of: Range, end: float) -> float:
+def _clip(of: charts.Range, end: float) -> float:
     """Clip the end of an interval to the axis, because intervals of two or three runs are very wide."""
     return min(max(end, of[0]), of[1])
 
 
-def _line(curve: Curve) -> list[Point]:
+def _line(curve: Curve) -> list[charts.Point]:
     return [(float(step), at.value) for step, at in curve]
 
 
@@ -204,22 +190,23 @@ def _scatter(results: Results, across: Mapping[tuple[str, int], float], unit: st
         across: value of each run, by condition and seed.
         unit: unit of these values.
     """
-    runs: dict[str, list[Point]] = {name: [] for name in results.conditions}
+    runs: dict[str, list[charts.Point]] = {name: [] for name in results.conditions}
     for run, value in _results(results).items():
         if run in across:
             runs[run[0]].append((across[run], value))
     points = [point for dots in runs.values() for point in dots]
-    axes = Axes(padded(span([x for x, _ in points]), 0.06), *_values([y for _, y in points]), unit)
+    axes = charts.Axes(charts.padded(charts.span([x for x, _ in points]), 0.06), *_values([y for _, y in points]), unit)
     small = "".join(
-        f"<g><title>{svg_text(name)}: {axes.value(at[1])}</title>{mark(axes, at, index(results, name), 3, 'run')}</g>"
+        f"<g><title>{title}: {axes.value(at[1])}</title>{mark(axes, at, index(results, name), 3, 'run')}</g>"
         for name, dots in runs.items()
+        for title in [charts.svg_text(name)]
         for at in dots
     )
     large = "".join(_center(axes, dots, index(results, name)) for name, dots in runs.items() if dots)
-    return svg(axes.draw() + small + large)
+    return charts.svg(axes.draw() + small + large)
 
 
-def _center(axes: Axes, points: Sequence[Point], i: int) -> str:
+def _center(axes: charts.Axes, points: Sequence[charts.Point], i: int) -> str:
     """Draw the mean of the points with its 95% intervals, in the color of condition i."""
     x, y = (mean_estimate(values) for values in zip(*points, strict=True))
     bars = ""
@@ -227,7 +214,7 @@ def _center(axes: Axes, points: Sequence[Point], i: int) -> str:
         left, right = ((_clip(axes.x, end), y.value) for end in (x.low, x.high))
         below, above = ((x.value, _clip(axes.y, end)) for end in (y.low, y.high))
         ends = [(left, right), (below, above)]
-        bars = "".join(line(f"whisker c{i}", axes.place(*a), axes.place(*b)) for a, b in ends)
+        bars = "".join(charts.line(f"whisker c{i}", axes.place(*a), axes.place(*b)) for a, b in ends)
     return bars + mark(axes, (x.value, y.value), i, 6, "center")
 
 
@@ -241,7 +228,7 @@ _SHAPES: tuple[Callable[[float], str], ...] = (
 _SHAPE_OF: Mapping[Shape, int] = {"circle": 0, "square": 1, "diamond": 2, "triangle": 3, "inverted triangle": 3}
 
 
-def mark(axes: Axes, point: Point, i: int, size: float, style: str) -> str:
+def mark(axes: charts.Axes, point: charts.Point, i: int, size: float, style: str) -> str:
     """Draw the mark of condition i at a point."""
     x, y = axes.place(*point)
     return f'<path class="{style} c{i}" transform="translate({x:.1f} {y:.1f})" d="{_SHAPES[i % 4](size)}"/>'
@@ -249,10 +236,10 @@ def mark(axes: Axes, point: Point, i: int, size: float, style: str) -> str:
 
 def keys(results: Results) -> list[tuple[str, str]]:
     """Return every condition with its mark, drawn around the origin, for a legend."""
-    marks = [(label, index(results, label)) for label in results.conditions]
-    return [(label, f'<path class="center c{i}" d="{_SHAPES[i % 4](5)}"/>') for label, i in marks]
+    marks = [(condition, index(results, condition)) for condition in results.conditions]
+    return [(condition, f'<path class="center c{i}" d="{_SHAPES[i % 4](5)}"/>') for condition, i in marks]
 
 
-def index(results: Results, label: str) -> int:
+def index(results: Results, condition: str) -> int:
     """Return the index of a condition's color and shape; they repeat after COLORS conditions."""
-    return results.conditions.index(label) % COLORS
+    return results.conditions.index(condition) % COLORS

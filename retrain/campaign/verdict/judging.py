@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from statistics import fmean
 from typing import NamedTuple
 
 from retrain.campaign.verdict import statistics, withholding
@@ -31,17 +30,20 @@ class Contrast(NamedTuple):
         return self.condition, self.against
 
     def differences(self, measure: Measure = result) -> dict[int, float]:
-        """Return the paired differences of a measure by seed; with several warm starts, their means by warm start."""
+        """Return the paired differences of a measure by seed; with several warm starts, see `Results.by_start`."""
         pairs = [pair for pair in self.results.pairs(*self.labels) if None not in map(measure, pair)]
         left, right = ([measure(pair[side]) or 0.0 for pair in pairs] for side in (0, 1))
-        values = statistics.differences(left, right)
-        starts = [cell.start for cell, _ in pairs]
-        if len(set(starts)) < 2:
-            return {cell.seed: value for (cell, _), value in zip(pairs, values, strict=True)}
-        grouped: dict[int, list[float]] = {}
-        for start, value in zip(starts, values, strict=True):
-            grouped.setdefault(start, []).append(value)
-        return {start: fmean(group) for start, group in grouped.items()}
+        seeds = [cell.seed for cell, _ in pairs]
+        return self.results.by_start(dict(zip(seeds, statistics.differences(left, right), strict=True)))
+
+    @property
+    def sides(self) -> tuple[list[float], list[float]]:
+        """Results of the condition and of the other, unpaired; with several warm starts, see `Results.by_start`."""
+        values = (
+            {seed: cell.result or 0.0 for seed, cell in self.results.done(label).items()} for label in self.labels
+        )
+        left, right = map(self.results.by_start, values)
+        return [*left.values()], [*right.values()]
 
     @property
     def floor(self) -> float:
@@ -49,10 +51,13 @@ class Contrast(NamedTuple):
 
         Three equal differences of values such as .52 are no proof: the seeds differ by less than what was written.
         """
+        # Half a problem: a share of n problems changes in steps of 1 / n.
         if problems := max((cell.problems for cell in self.results.runs), default=0):
             return 0.5 / problems
         values = (cell.result for cell in self.results.runs if cell.result is not None)
-        decimals = max((len(repr(value).partition(".")[2]) for value in values if "e" not in repr(value)), default=16)
+        # The shortest text that gives the float again has the decimals of the file; those of an integer are none.
+        written = [repr(value).removesuffix(".0") for value in values]
+        decimals = max((len(text.partition(".")[2]) for text in written if "e" not in text), default=16)
         return 0.5 / 10**decimals
 
     @property
@@ -60,7 +65,7 @@ class Contrast(NamedTuple):
         """Mean difference with its error: paired, or Welch's."""
         if self.results.paired:
             return statistics.mean_of([*self.differences().values()], self.floor)
-        return statistics.welch(self.results.values(self.condition), self.results.values(self.against), self.floor)
+        return statistics.welch(*self.sides, self.floor)
 
     def of_seeds(self, seeds: Collection[int]) -> Contrast:
         """Return the contrast over some seeds only."""
@@ -105,26 +110,32 @@ class Judged:
     kind: VerdictKind = "open"
 
 
-def judge(contrasts: Sequence[Contrast], tested: Sequence[Tested], alpha: float, level: float = LEVEL) -> list[Judged]:
+def judge(
+    contrasts: Sequence[Contrast], tested: Sequence[Tested], alpha: float, look: Look | None = None
+) -> list[Judged]:
     """Return the verdicts of one family.
 
     Args:
         contrasts: the comparisons of the family.
         tested: their tests.
-        alpha: level to which the corrected p-values of differences refer.
-        level: level of the tests of a margin and of the intervals; with looks that of the look.
+        alpha: level to which the corrected p-values refer.
+        look: the look of a sequential design; its level is that of the tests of a margin and of the intervals.
     """
-    bounds = [_margin_tests(contrast, level) for contrast in contrasts]
+    # A look spends its share of alpha; its level is at most that share.
+    margin_level = look.level if look else alpha
+    bounds = [_margin_tests(contrast, look.level if look else LEVEL) for contrast in contrasts]
     equality, not_worse = (statistics.holm([bound[side] for bound in bounds]) for side in (0, 1))
     judged: list[Judged] = []
     for index, (contrast, test) in enumerate(zip(contrasts, tested, strict=True)):
+        # Too few runs for a difference are too few for equality.
         alone = Judged(*test, equality=equality[index], not_worse=not_worse[index]) if test.test else Judged()
         kind: VerdictKind = "open"
+        # A shown difference outranks equality: within a margin it is still a difference, which the sentence then says.
         if alone.corrected <= alpha:
             kind = "better" if contrast.results.outcome.sign * contrast.mean.value > 0 else "worse"
-        elif alone.equality <= level:
+        elif alone.equality <= margin_level:
             kind = "equal"
-        elif alone.not_worse <= level:
+        elif alone.not_worse <= margin_level:
             kind = "not worse"
         judged.append(replace(alone, kind=kind))
     return judged
@@ -139,20 +150,25 @@ def tests_of(contrasts: Sequence[Contrast]) -> list[Tested]:
     if first.paired:
         tested = statistics.paired_tests(paired_matrix(contrasts), floors, first.alpha)
     else:
-        sides = [(each.results.values(each.condition), each.results.values(each.against)) for each in contrasts]
-        tested = statistics.unpaired_tests(sides, floors)
+        tested = statistics.unpaired_tests([contrast.sides for contrast in contrasts], floors)
     for index, (results, *labels) in enumerate(contrasts):
         runs = [results.done(label) for label in labels]
+        # One run of each says nothing about seeds, but the problems that both answered can be tested.
         if all(len(done) == 1 for done in runs):
             answers, others = (next(iter(done.values())).answers for done in runs)
-            values = [*answers.values()], [others[problem] for problem in answers]
-            tested[index] = statistics.problem_test(*values, len(contrasts))
+            shared = [problem for problem in answers if problem in others]  # a failed run has no answers
+            values = [[side[problem] for problem in shared] for side in (answers, others)]
+            tested[index] = statistics.problem_test(values[0], values[1], len(contrasts))
     return tested
 
 
 def paired_matrix(contrasts: Sequence[Contrast], units: Sequence[int] = ()) -> list[list[float]]:
-    """Return the differences as a row for each contrast and a column for each seed (or warm start), NaN if missing."""
+    """Return the differences as a row for each contrast and a column for each unit, NaN if missing.
+
+    A unit is a seed; with several warm starts, the first seed of each.
+    """
     rows = [contrast.differences() for contrast in contrasts]
+    # All comparisons share the columns, because a sign vector flips a seed in all of them together.
     columns = units or sorted({unit for row in rows for unit in row})
     return [[row.get(unit, math.nan) for unit in columns] for row in rows]
 
@@ -165,6 +181,7 @@ def _margin_tests(contrast: Contrast, level: float) -> tuple[float, float]:
     outcome = contrast.results.outcome
     if outcome.margin is None or withholding.margin_problem(contrast.results):
         return 1.0, 1.0
+    # The one-sided p-values and the interval come from one mean, so that they cannot disagree.
     mean = contrast.mean
     _, low, high = mean.interval(level)
     above = mean.p_not_above(-outcome.margin) if low > -outcome.margin else 1.0

@@ -55,11 +55,6 @@ def look_state(directory: Path, plan: Plan) -> LookState:
     return LookState(tuple(map(len, first.looks)), analysis.passed, stopped)
 
 
-def look_levels(sizes: Sequence[int], alpha: float = LEVEL) -> tuple[float, ...]:
-    """Return the share of alpha that is spent by each look."""
-    return statistics.spending(sizes, alpha)
-
-
 def expected_seeds(
     sizes: Sequence[int],
     comparisons: int,

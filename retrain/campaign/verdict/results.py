@@ -76,6 +76,7 @@ class Cell:
     @property
     def answers(self) -> Mapping[str, float]:
         """Value of each problem at the last step of the curve; empty if they are not known."""
+        # The curve may be cut at a common step, and the answers must be those of that step.
         return self.answers_by_step.get(self.curve[-1][0], {}) if self.curve else {}
 
     @property
@@ -94,6 +95,7 @@ class Cell:
         curve = self.shared_curve
         if not self.done or len(curve) < 2:
             return None
+        # Evaluations need not be equally spaced, so a plain mean would weigh their steps unequally.
         area = sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairwise(curve))
         return area / (curve[-1][0] - curve[0][0])
 
@@ -184,6 +186,7 @@ class Results:
 
     def started(self, condition: str) -> list[Cell]:
         """Return the condition's cells whose run was started, finished ones first."""
+        # Its files are read again for settings, and would raise the same error there.
         readable = [cell for cell in self.of(condition) if cell.status != "unreadable"]
         started = [cell for cell in readable if (cell.path / "config.resolved.json").is_file()]
         return sorted(started, key=lambda cell: not cell.done)
@@ -203,6 +206,22 @@ class Results:
         """Number of warm starts of the runs."""
         return len({cell.start for cell in self.cells.values()})
 
+    def by_start(self, values: Mapping[int, float]) -> dict[int, float]:
+        """Average values by seed over each warm start, as first seed of the start -> mean; with one start keep them.
+
+        The runs of one warm start share its randomness, so that they count as one observation. The key is a seed also
+        if each seed has its own start, because looks select by seed, and one number of starts for all comparisons keeps
+        their columns aligned where a condition lacks the runs of a start.
+        """
+        if self.starts < 2:
+            return dict(values)
+        start = {cell.seed: cell.start for cell in self.cells.values()}
+        first = {start[seed]: seed for seed in sorted(start, reverse=True)}
+        grouped: dict[int, list[float]] = {}
+        for seed, value in values.items():
+            grouped.setdefault(first[start[seed]], []).append(value)
+        return {seed: fmean(group) for seed, group in grouped.items()}
+
     @property
     def lost(self) -> list[Cell]:
         """Cells without a result: failed, missing, unfinished or unreadable."""
@@ -219,6 +238,7 @@ class Results:
     def with_failures(self) -> Results:
         """Return the table with every failed run counted as the worst value that any run has."""
         sign = self.outcome.sign
+        # The worst of all conditions, because the failed condition may have no other run.
         worst = sign * min((sign * cell.result for cell in self.runs if cell.result is not None), default=0.0)
         counted = {
             run: replace(cell, status="done", curve=((0, worst),), mean=False) if cell.status == "failed" else cell
@@ -246,6 +266,7 @@ def results_of(name: str, cells: Sequence[Cell], *, baseline: str | None = None,
     curves = [cell.curve for cell in results.done(results.baseline).values()]
     if results.threshold is not None or not curves:
         return results
+    # Means over runs: the first and the last value of one run alone are noisy.
     first, last = (fmean(curve[end][1] for curve in curves) for end in (0, -1))
     better = results.outcome.sign * (last - first) > 0
     return replace(results, threshold=first + 0.9 * (last - first)) if better else results
@@ -260,6 +281,7 @@ def at_shared_steps(cells: Sequence[Cell]) -> list[Cell]:
         DataError: a mean is the result, and the runs share fewer than two steps.
     """
     done = [cell for cell in cells if cell.done]
+    # Only runs with a result count: a crashed one would shorten the curves of all others.
     steps = [frozenset(step for step, _ in cell.curve) for cell in done]
     shared = frozenset[int].intersection(*steps) if steps else frozenset[int]()
     if len(shared) < 2 and any(cell.mean for cell in done):
@@ -279,6 +301,7 @@ def mean_over_tasks(tables: Sequence[Results]) -> Results:
     for label in first.conditions:
         for seed in first.seeds:
             cells = [cell for table in tables if (cell := table.cells.get((label, seed)))]
+            # A mean over other tasks than those of the partner would compare tasks, not conditions.
             results = [cell.result for cell in cells if cell.result is not None]
             done = len(results) == len(tables)
             status = "done" if done else "failed" if any(cell.status == "failed" for cell in cells) else "missing"

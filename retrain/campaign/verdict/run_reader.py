@@ -64,8 +64,7 @@ def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = Non
         return results_of(name, cells, alpha=plan.alpha, outcome=outcome)
     facts = plan.model_dump(include={"baseline", "alpha", "ladder", "controls", "control_of"}) | {"task": task}
     name = f"{name}: {task}" if task else name
-    sizes = plan.look_sizes
-    facts["looks"] = tuple(tuple(seeds[:size]) for size in sizes)
+    facts["looks"] = tuple(tuple(seeds[:size]) for size in plan.look_sizes)
     facts["late"] = _late(plan)
     results = results_of(name, cells, outcome=outcome, declared=declaration(plan), **facts)
     warmed = bool(configuration(results).get("warmup", {}).get("steps"))
@@ -85,10 +84,11 @@ def _late(plan: Plan) -> str:
     return " ".join(sentences)
 
 
-def read_campaign_tables(directory: Path) -> list[Results]:
-    """Read the tables of all outcomes and tasks of a campaign, task by task within an outcome."""
+def read_campaign_tables(directory: Path, outcome: Outcome | None = None) -> list[Results]:
+    """Read the tables of one outcome, or of all, and of all tasks of a campaign, task by task within an outcome."""
     plan = read_plan(directory)
-    return [read_campaign(directory, task, outcome) for outcome in plan.all_outcomes for task in plan.tasks or ("",)]
+    outcomes = (outcome,) if outcome else plan.all_outcomes
+    return [read_campaign(directory, task, outcome) for outcome in outcomes for task in plan.tasks or ("",)]
 
 
 def read_cell(
@@ -117,6 +117,7 @@ def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
     path = cell.path
     ended = read_outcome(path)
     config = read_json(path / "config.resolved.json")
+    # Every file is read before the first conclusion, so that a damaged one makes the run unreadable and not failed.
     facts = read_json(path / "status.json")
     read_json(path / "environment.json")  # for its error, if the file is damaged
     metrics = read_rows(path / "metrics.jsonl")
@@ -126,8 +127,10 @@ def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
     if facts.get("stopped"):  # [training] stop_when
         max_steps = len(metrics)
     key = outcome.key
+    # Evaluations come first: they are held-out, and a metric of the steps may have the same name.
     of_steps = not any(key in row for row in evals) and any(key in row for row in metrics)
     status, reason = _status(ended, facts)
+    # A run that ended well may still lack the number that is compared; it must not shrink the sample in silence.
     if status == "done" and (why := _no_result(metrics, evals, max_steps, key, of_steps)):
         status, reason = "failed", why
     spent = [accumulate([float(row.get(name, 0.0)) for row in metrics], initial=0.0) for name in _SPENT_KEYS]
@@ -137,7 +140,9 @@ def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
         cell,
         status=status,
         reason=reason,
-        curve=tuple((row["step"], float(row[key])) for row in (metrics if of_steps else evals) if _known(row, key)),
+        curve=tuple(
+            (row["step"], float(row[key])) for row in (metrics if of_steps else evals) if row.get(key) is not None
+        ),
         mean=outcome.summary == "mean",
         avg_tokens=evals[-1].get("avg_tokens") if evals else None,
         problems=int(evals[-1].get("problems") or 0) if evals and _SHARES.fullmatch(key) else 0,
@@ -150,10 +155,6 @@ def _read(cell: Cell, max_steps: int | None, outcome: Outcome) -> Cell:
     )
 
 
-def _known(row: Mapping[str, Any], key: str) -> bool:
-    return row.get(key) is not None
-
-
 def _no_result(
     metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], steps: int, key: str, of_steps: bool
 ) -> str:
@@ -163,6 +164,7 @@ def _no_result(
     """
     if not evals and not of_steps:
         return "it was never evaluated"
+    # An earlier value is that of another, less trained model.
     if not of_steps and evals[-1]["step"] < steps:
         return f"no result: last evaluation after {evals[-1]['step']} of {steps} steps"
     if not metrics or metrics[-1]["step"] + 1 < steps:
@@ -173,7 +175,7 @@ def _no_result(
             if name in at and (at[name] is None or not isfinite(at[name])):
                 return f"{file}: {name} of step {at.get('step')} is {at[name]}"
     rows = metrics if of_steps else evals
-    return "" if any(_known(row, key) for row in rows) else f"neither eval.jsonl nor metrics.jsonl has {key!r}"
+    return "" if any(row.get(key) is not None for row in rows) else f"neither eval.jsonl nor metrics.jsonl has {key!r}"
 
 
 def _status(ended: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, str]:
@@ -183,6 +185,7 @@ def _status(ended: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, s
         return "done", ""
     if state is None:
         return "missing", "it was never started"
+    # outcome.json outranks status.json: a campaign may have given the run up.
     if state in ("running", "preempted", "interrupted") and not ended.get("status"):
         return "unfinished", "it has not finished"
     code = ended.get("exit_code") or stored.get("exit_code")
@@ -190,7 +193,7 @@ def _status(ended: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, s
     return "failed", reason if code is None else f"{reason} (exit {code})"
 
 
-def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
+def read_runs(paths: Sequence[Path], outcome: Outcome) -> Results:
     """Return the table of these runs. The first condition is the baseline.
 
     Runs that differ only in their seed are one condition. If several campaigns have a condition of the same label, they
@@ -198,13 +201,12 @@ def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
 
     Args:
         paths: run directories, and directories of campaigns, which stand for all runs of the campaign.
-        outcome: what to measure; None: the first outcome of a campaign among the paths, else held-out accuracy.
+        outcome: what to measure.
     Raises:
         ConfigError: there is no run at a path, or two runs have the same configuration and seed.
     """
-    planned = [read_plan(path).all_outcomes[0] for path in paths if (path / PLAN).is_file()]
-    outcome = outcome or next(iter(planned), Outcome())
     campaigns = {path: read_campaign(path, outcome=outcome) for path in paths if (path / PLAN).is_file()}
+    # Two campaigns may call different settings `grpo`; merged they would be one condition of mixed runs.
     uses = Counter(label for results in campaigns.values() for label in results.conditions)
     taken = {label for label, times in uses.items() if times == 1}
     cells: list[Cell] = []
@@ -219,13 +221,12 @@ def read_runs(paths: Sequence[Path], outcome: Outcome | None = None) -> Results:
             groups.setdefault(key, []).append(cell)
     for group in groups.values():
         cells += _labelled(group, taken)
+    # Of a path that is given twice the first place counts, hence the reversed order.
     order = {path: index for index, path in reversed([*enumerate(paths)])}
     cells.sort(key=lambda cell: min(order[path] for path in (cell.path, *cell.path.parents) if path in order))
     several_tasks = any(read_plan(path).tasks for path in campaigns)
     results = results_of("comparison", cells if several_tasks else at_shared_steps(cells), outcome=outcome)
-    if len(paths) == 1 and campaigns and not several_tasks:  # another outcome of a campaign, by the campaign's rules
-        [results] = campaigns.values()
-    elif with_looks := [str(path) for path in campaigns if read_plan(path).look_sizes]:
+    if with_looks := [str(path) for path in campaigns if read_plan(path).look_sizes]:
         results = replace(
             results, late=f"The looks of {', '.join(with_looks)} are not applied here: see its own report."
         )
@@ -253,6 +254,7 @@ def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
         if (other := first.setdefault(cell.seed, cell.path)) != cell.path:
             problem = f"has the configuration and seed of {other}, so both are one run of the comparison"
             raise ConfigError.at(cell.path, "RUNS", problem, "give one of them")
+    # Runs inside of a campaign are called s0, s1, ...; the name of the condition is that of the folder above.
     if all(cell.path.resolve().parent.parent.name == "cells" for cell in group):
         names = [cell.path.resolve().parent.name for cell in group]
     label = names[0] if len(set(names)) == 1 else _SEED.sub("", commonprefix(names))  # noqa: RUF071 - of names, not paths

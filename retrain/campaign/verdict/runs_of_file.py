@@ -57,6 +57,7 @@ def runs_of_file(file: Path, rows: Sequence[ResultRow], outcome: Outcome) -> lis
     cells = {run: _cell(file, run, rows, outcome) for run, (rows, _) in kept.items()}
     _check_results(file, cells)
     methods = list(dict.fromkeys(method for _, method, _ in cells))
+    # Every task has the same runs in one order, so that a seed's values can be averaged over tasks.
     runs = sorted(dict.fromkeys(run[1:] for run in cells), key=lambda run: methods.index(run[0]))
     tables: list[Results] = []
     for task in tasks:
@@ -80,6 +81,7 @@ def _last_attempt(run: RunKey, rows: Sequence[ResultRow], metric: str) -> tuple[
     dropped: set[int] = set()
     notes: list[str] = []
     for index, row in enumerate(rows):
+        # Rows of other metrics may be logged at other steps, and say nothing about the order of these.
         if row.step is None or metric not in row.metrics or measured(row, metric) is None:
             continue
         before = last.get(row.problem)
@@ -110,10 +112,11 @@ def _check_order(
     metric: str,
 ) -> None:
     """Raise DataError if the steps of all runs only go down: such a file is sorted, and no run went back."""
-    several = {run: rows for run, rows in rows_of_run.items() if run in kept and len(rows) > 1 and not rows[0].problem}
-    steps = [[row.step or 0 for row in rows if metric in row.metrics] for rows in several.values()]
-    down = all(later < earlier for rows_of_run in steps for earlier, later in pairwise(rows_of_run))
-    if down and sum(map(len, steps)) > 2:
+    several = [rows for run, rows in rows_of_run.items() if run in kept and not rows[0].problem]
+    steps = [[row.step or 0 for row in rows if metric in row.metrics] for rows in several]
+    changes = [pair for steps_of_run in steps for pair in pairwise(steps_of_run)]
+    # One change alone, from 30 to 10 say, is a run that was continued from a checkpoint.
+    if len(changes) > 1 and all(later < earlier for earlier, later in changes):
         raise DataError(f"{file}: the steps of every run go down from row to row; sort the rows by step")
 
 
@@ -121,6 +124,7 @@ def _check_results(file: Path, cells: Mapping[RunKey, Cell]) -> None:
     """Raise DataError if no run has a result, or only one of several methods."""
     methods = dict.fromkeys(cell.condition for cell in cells.values())
     with_result = dict.fromkeys(cell.condition for cell in cells.values() if cell.done)
+    # A single method is summarized; two methods of which one has no result would be a table without a comparison.
     if len(with_result) >= min(2, len(methods)):
         return
     without = [cell for cell in cells.values() if not cell.done]
@@ -159,6 +163,7 @@ def _cell(file: Path, run: RunKey, rows: Sequence[ResultRow], outcome: Outcome) 
     if not steps:
         available = ", ".join(metrics(rows)[:10]) or "no metric"
         return replace(cell, reason=f"no row of it has {metric!r}; it has {available}")
+    # The last row of a step names the line in messages.
     values = [(rows[-1], _value(rows, metric)) for rows in steps]
     given = [(row, value) for row, value in values if value is not None]
     reason = ""
@@ -171,6 +176,7 @@ def _cell(file: Path, run: RunKey, rows: Sequence[ResultRow], outcome: Outcome) 
         for rows in steps
         if rows[0].problem
     }
+    # Only then is the mean a share, with the resolution and the variance of a share.
     right_or_wrong = all(value in (0.0, 1.0) for answered in answers.values() for value in answered.values())
     return replace(
         cell,
@@ -201,6 +207,7 @@ def _by_step(rows: Sequence[ResultRow], metric: str, name: str) -> list[list[Res
                 f"{row.line}: {name}, was measured{when} before, in {before.line}: a run has one value per step; "
                 "give runs different seeds, or add a column step, or problem for rows of single problems"
             )
+        # Loggers that write one row per metric leave the others blank; the row with the value counts.
         if before is None or measured(before, metric) is None:
             row_of[row.step, row.problem] = row
     steps = sorted({step for step, _ in row_of}, key=lambda at: at or 0)
@@ -229,6 +236,7 @@ def at_common_step(cells: Sequence[Cell], without_steps: Collection[tuple[str, i
         return [*cells], note
     end = _common_step(stepped)
     cut = {id(cell): replace(cell, curve=tuple(at for at in cell.curve if at[0] <= end)) for cell in stepped}
+    # abs: the last step of a run may be -1, and the range must still lie before it.
     near = end - abs(end) / 10
     for cell in stepped:
         if not any(near <= step <= end for step, _ in cell.curve):
@@ -243,6 +251,7 @@ def at_common_step(cells: Sequence[Cell], without_steps: Collection[tuple[str, i
 def _common_step(cells: Sequence[Cell]) -> int:
     shortest = min(map(_end, cells))
     shared = set.intersection(*({step for step, _ in cell.curve} for cell in cells))
+    # Without a shared step the values just before the shortest end are the closest in training.
     last = max(shared, default=shortest)
     return last if last >= min(shortest, shortest / 2) else shortest  # some trainers evaluate first at step -1
 
@@ -263,6 +272,7 @@ def _steps_note(cells: Sequence[Cell], cut: Sequence[Cell], end: int) -> list[st
         f"Longer, with later values that are not used: {unused}."
     ]
     further = _common_step(others)
+    # The advice is given only if fewer runs would be lost than kept, and no method as a whole.
     if further > end and len(short) < len(others) and {cell.condition for cell in short} <= set(methods):
         lines.append(f"Without {_listed(short, cells)} it would be step {further}.")
     if early := [cell for cell in cut if _end(cell) < end]:

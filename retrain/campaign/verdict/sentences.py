@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Analysis, Comparison, claims, noise_sources
-from retrain.campaign.verdict.results import ALL_TASKS, Cell
+from retrain.campaign.verdict.results import ALL_TASKS
 from retrain.campaign.verdict.statistics import Estimate
 from retrain.campaign.verdict.verdict_kinds import KINDS
 from retrain.report.page import Table, plural
@@ -50,6 +50,7 @@ def headline(analysis: Analysis) -> str:
 
 def _counted(comparisons: Sequence[Comparison]) -> str:
     """Count the verdicts of the first families: `2 of 2 conditions measured: 1 worse (t test), 1 inconclusive.`"""
+    # Conditions are counted once: the family of the baseline, behind the ladder, has the same conditions again.
     main = next((each.family for each in comparisons if each.family != "primary"), "primary")
     first = [each for each in comparisons if each.family in ("primary", main)]
     measured = [each for each in first if each.seeds]
@@ -63,7 +64,8 @@ def _counted(comparisons: Sequence[Comparison]) -> str:
 def short(comparison: Comparison) -> str:
     """Return the verdict in a few words: `worse (t test)`, `equal within 0.02`, `inconclusive`."""
     test = comparison.judged.test
-    if comparison.look and not comparison.look.ended and not comparison.withheld:
+    # Before its look a comparison is neither open nor decided, and must not be read as either.
+    if comparison.waits and not comparison.withheld:
         return "continues"
     if comparison.withheld or (comparison.kind == "open" and not test):
         return "no verdict" if comparison.seeds else "no pair"
@@ -87,6 +89,7 @@ def sentence(comparison: Comparison) -> str:
 def title(comparison: Comparison) -> str:
     """Return `gtpo on top of maxrl` for a condition that adds one stage to the other, else `maxrl against grpo`."""
     where = {"": "", ALL_TASKS: " in the mean over tasks"}.get(comparison.task, f" on {comparison.task}")
+    # A label of several stages joins them with + or _, as `conditions` and the names of transforms do.
     against = comparison.against
     added = comparison.condition.removeprefix(against)
     if added != comparison.condition and (added[:1] == "+" or (added[:1] == "_" and "+" in against)):
@@ -96,10 +99,10 @@ def title(comparison: Comparison) -> str:
 
 def seeds(comparison: Comparison) -> str:
     """Return the number of seeds or runs: `8 seeds`, `9 seeds (seed 3 without a pair)`, `12 against 4 runs`."""
+    starts = f" on {plural(comparison.starts, 'warm start')}" if comparison.by_start else ""
     if not comparison.paired:
-        return f"{comparison.runs[0]} against {plural(comparison.runs[1], 'run')}, not paired"
-    count = plural(len(comparison.seeds), "seed")
-    count += f" on {comparison.starts} warm starts" if comparison.starts > 1 else ""
+        return f"{comparison.runs[0]} against {plural(comparison.runs[1], 'run')}{starts}, not paired"
+    count = plural(len(comparison.seeds), "seed") + starts
     left_out = comparison.left_out
     lone = f" (seed{'s' * (len(left_out) != 1)} {', '.join(map(str, left_out))} without a pair)" if left_out else ""
     return count + lone
@@ -153,12 +156,13 @@ def _stopped(comparison: Comparison) -> list[str]:
 def _assumption(comparison: Comparison) -> str:
     if not comparison.paired:
         return "assumes roughly normal results in each condition"
+    # Naming the number shows how to get rid of the assumption.
     least = plural(statistics.min_seeds_for_exact_test(comparison.alpha), _unit(comparison))
     return f"assumes roughly normal differences; with {least} the exact test can decide"
 
 
 def _unit(comparison: Comparison) -> str:
-    return "warm start" if comparison.starts > 1 else "seed" if comparison.paired else "run"
+    return "warm start" if comparison.by_start else "seed" if comparison.paired else "run"
 
 
 def _reasons(comparison: Comparison) -> list[str]:
@@ -179,6 +183,7 @@ def disagreement(comparison: Comparison) -> str:
     test = "exact test" if judged.test == "exact" else judged.test
     if comparison.kind in ("better", "worse") and not outside:
         return f"0 is inside of the interval, and the {test} decides"
+    # A reader takes an interval that excludes 0 for a difference, unless told why it is none.
     if comparison.kind != "open" or not outside:
         return ""
     if judged.p <= comparison.alpha:
@@ -193,8 +198,11 @@ def _open_reasons(comparison: Comparison) -> list[str]:
     if (look := comparison.look) and not look.ended:
         return [f"look {look.number} of {len(look.sizes)} waits for {len(look.seeds)} of {look.sizes[-1]} seeds"]
     if not comparison.judged.test:
-        needed = f"{plural(comparison.count, _unit(comparison))}, a verdict needs {statistics.MIN_SEEDS}"
-        return [needed if comparison.paired else "a verdict needs 2 runs of each"]
+        if not comparison.paired:
+            return [f"a verdict needs 2 {_unit(comparison)}s of each"]
+        # A look has the exact test only, because the t test of few pairs does not know of the earlier looks.
+        least = statistics.min_seeds_for_exact_test(comparison.alpha) if comparison.look else statistics.MIN_SEEDS
+        return [f"{plural(comparison.count, _unit(comparison))}, a verdict needs {least}"]
     parts = [detects(comparison)]
     if (needed := comparison.needed) and needed > comparison.count:
         unit = _unit(comparison)
@@ -204,6 +212,7 @@ def _open_reasons(comparison: Comparison) -> list[str]:
 
 def detects(comparison: Comparison) -> str:
     """Return what these seeds can detect: `8 seeds detect a difference of 0.031 in 80%`; "" if unknown."""
+    # McNemar's test has one run of each, whose seeds cannot be planned from it.
     if not 0 < comparison.detectable < math.inf or comparison.judged.test == "McNemar":
         return ""
     number = plural(comparison.count, _unit(comparison)) if comparison.paired else "these runs"
@@ -271,6 +280,7 @@ def drawn_range(comparisons: Sequence[Comparison]) -> tuple[float, float]:
     margins = [each.outcome.margin or 0.0 for each in comparisons]
     largest = max((abs(each.value) for each in differences if math.isfinite(each.value)), default=0.0)
     narrowest = min((each.high - each.value for each in differences if math.isfinite(each.high)), default=0.0)
+    # Three times shows the end of most intervals and keeps a difference wider than a column.
     limit = 3 * max([largest, narrowest, *margins])
     ends = [end for each in differences for end in each if math.isfinite(end)]
     ends += [side * margin for margin in margins for side in (-1, 1)]
@@ -290,11 +300,13 @@ def picture(comparison: Comparison, span: tuple[float, float]) -> str:
 
     for end in (-(comparison.outcome.margin or 0.0), comparison.outcome.margin or 0.0):
         if end and span[0] <= end <= span[1]:
+            # The margin first, then 0, then the interval: what matters more is drawn over the rest.
             cells[column(end)] = "·"
     cells[column(0.0)] = "┊"
     if math.isfinite(low):
         left = column(low)
         right = column(high)
+        # Where the interval covers 0 the crossing stays visible.
         cells[left : right + 1] = ["─" if cell != "┊" else "┼" for cell in cells[left : right + 1]]
         cells[left] = "├" if low >= span[0] else "◂"
         cells[right] = "┤" if high <= span[1] else "▸"
@@ -319,6 +331,7 @@ def remarks(analysis: Analysis) -> list[str]:
             lines.append(f"{title(comparison)}: {'; '.join(parts)}")
         elif comparison.kind == "open":
             plain.append(comparison)
+    # Ten sentences that differ in one number hide the remarks that matter.
     detectable = sorted(each.detectable for each in plain if detects(each))
     if len(plain) > _NAMED and detectable:
         span = f"{detectable[0]:.3f} to {detectable[-1]:.3f} with 80% power"
@@ -350,15 +363,11 @@ def notes(analysis: Analysis) -> list[str]:
     if any(each.paired and not each.seeds and min(each.runs) for each in shown):
         lines.append("no seed in common: give --unpaired, or train both methods with the same seeds")
     lines += filter(None, [noise_sources(analysis)])
-    return [*lines, *circumstances(analysis), *lost_lines(analysis), *_findings(analysis)]
-
-
-def circumstances(analysis: Analysis) -> list[str]:
-    """Return sentences on the declaration, and on the step at which runs are compared."""
-    declared = [analysis.first.declared.sentence] if analysis.first.declared else []
+    lines += [analysis.first.declared.sentence] if analysis.first.declared else []
+    lines += [analysis.first.late] if analysis.first.late else []
     steps = [(results.task, results.steps_note) for results in analysis.main if results.steps_note]
-    declared += [analysis.first.late] if analysis.first.late else []
-    return [*declared, *(f"{task}: {note}" if task else note for task, note in steps)]
+    lines += [f"{task}: {note}" if task else note for task, note in steps]
+    return [*lines, *_lost_lines(analysis), *_findings(analysis)]
 
 
 def _findings(analysis: Analysis) -> list[str]:
@@ -372,16 +381,14 @@ def _findings(analysis: Analysis) -> list[str]:
     return lines
 
 
-def lost_lines(analysis: Analysis, most: int = 2 * _NAMED) -> list[str]:
+def _lost_lines(analysis: Analysis, most: int = 2 * _NAMED) -> list[str]:
     """Describe the runs without a result: `no result: maxrl seed 3 failed: loss became NaN (exit 4)`."""
-    lines = [f"no result: {f'{task}, ' if task else ''}{lost_cell(cell)}" for task, cell in analysis.lost]
+    lines = [
+        f"no result: {f'{task}, ' if task else ''}{cell.condition} seed {cell.seed} {cell.status}: {cell.reason}"
+        for task, cell in analysis.lost
+    ]
     more = [f"{plural(len(lines) - most, 'more run')} without a result"] if len(lines) > most else []
     return [*lines[:most], *more]
-
-
-def lost_cell(cell: Cell) -> str:
-    """Describe a run without a result: `maxrl seed 3 failed: loss became NaN (exit 4)`."""
-    return f"{cell.condition} seed {cell.seed} {cell.status}: {cell.reason}"
 
 
 def note(analysis: Analysis) -> str:
@@ -396,10 +403,12 @@ def note(analysis: Analysis) -> str:
         "by Holm's method. "
     )
     if not first.paired:
+        # Of unpaired runs nothing can be flipped, so that there is no exact test.
         tests = "Runs are not paired. Verdicts are those of Welch's t test, corrected by Holm's method. "
     claim = f"The probability of a false claim is at most {100 * first.alpha:g}% in a family of comparisons"
     of_family = [{each.judged.test for each in analysis.comparisons if each.family == name} for name in families]
     if any({"exact", "t test"} <= of for of in of_family):
+        # Each test is corrected to alpha by itself, and errors of two tests add up at most.
         claim += ", or twice that in a family with both tests"
     if len(families) > 1:
         named = ", ".join(TITLES[name].lower() for name in families)
@@ -461,6 +470,7 @@ def p_value(p: float) -> str:
     """Format a p-value: `= .19`, `= .0078`, `< .001`, `= 1`."""
     if p < 0.001:
         return "< .001"
+    # Two digits, because a third would be noise of drawn sign vectors.
     return f"= {p:.2f}".replace("0.", ".").replace("1.00", "1") if p >= 0.1 else f"= {p:.2g}".replace("0.", ".")
 
 
@@ -472,6 +482,7 @@ def estimate(value: Estimate, form: str, unit: str = "", level: float = statisti
     """
     if math.isnan(value.value):
         return "-"
+    # The inner format rounds, and the outer one drops `.0`: 95% and 96.9%.
     label = f", {float(f'{100 - 100 * level:.1f}'):g}% CI" if unit else ""
     interval = "" if math.isnan(value.low) else f"{label} [{value.low:{form}}, {value.high:{form}}]"
     return f"{value.value:{form}}{unit}{interval}"

@@ -90,6 +90,7 @@ class Mean(NamedTuple):
         """Return the mean with its t interval, by default that of 95%: mean -+ t(1 - level / 2; dof) * error."""
         from scipy.special import stdtrit
 
+        # The comparison is False for NaN, the error of fewer than two values, so that the interval is NaN as well.
         half = float(stdtrit(self.dof, 1 - level / 2)) * self.error if self.error >= 0 else math.nan
         return Estimate(self.value, self.value - half, self.value + half)
 
@@ -97,6 +98,7 @@ class Mean(NamedTuple):
         """One-sided p-value of the t test of the hypothesis that the true mean is at most `bound`."""
         from scipy.special import stdtr
 
+        # Without a known error nothing is shown: NaN must not count as evidence.
         if not self.error >= 0:
             return 1.0
         distance = self.value - bound
@@ -106,6 +108,7 @@ class Mean(NamedTuple):
 
     def p_not_below(self, bound: float) -> float:
         """One-sided p-value of the t test of the hypothesis that the true mean is at least `bound`."""
+        # Mirrored at 0 it is the other hypothesis, so both sides have one formula.
         return Mean(-self.value, self.error, self.dof).p_not_above(-bound)
 
     @property
@@ -142,8 +145,10 @@ def welch(values: Sequence[float], others: Sequence[float], floor: float = 0.0) 
     right = mean_of(others, floor)
     a = left.error**2
     b = right.error**2
+    # A side with one run has the error NaN, and so has the difference.
     if not a + b >= 0:
         return Mean(left.value - right.value, math.nan, 0)
+    # Two errors of 0 would give 0 / 0; then the value of equal variances and sizes is taken.
     dof = (a + b) ** 2 / (a**2 / left.dof + b**2 / right.dof) if a + b else left.dof + right.dof
     return Mean(left.value - right.value, math.sqrt(a + b), dof)
 
@@ -165,8 +170,10 @@ def nominal_levels(sizes: tuple[int, ...], alpha: float = LEVEL) -> tuple[float,
     """
     from scipy.special import ndtr
 
+    # Nine standard deviations at the last look: the mass beyond is below the rounding of a float.
     width = 9 * math.sqrt(sizes[-1])
     position = np.linspace(-width, width, 2001)
+    # The motion starts at 0 with probability 1; 2001 points are odd, so that one of them is 0.
     mass = np.where(position == 0, 1.0, 0.0)
     levels: list[float] = []
     before = 0.0
@@ -174,9 +181,11 @@ def nominal_levels(sizes: tuple[int, ...], alpha: float = LEVEL) -> tuple[float,
         step = np.exp(-((position[:, None] - position) ** 2) / (2 * (size - last)))
         mass = step @ mass * (position[1] - position[0]) / math.sqrt(2 * math.pi * (size - last))
         mass *= 1 / (position[1] - position[0]) if last == 0 else 1.0  # from a point to a density
+        # The bound is symmetric: positions are taken from both ends inwards until the spending of this look is used up.
         outward = np.argsort(-np.abs(position))
         beyond = np.cumsum(mass[outward]) * (position[1] - position[0])
         bound = float(np.interp(spent - before, beyond, np.abs(position)[outward]))
+        # What crossed has ended, and later looks spend only on the rest.
         mass[np.abs(position) >= bound] = 0.0
         levels.append(2 * float(ndtr(-bound / math.sqrt(size))))
         before = spent
@@ -231,13 +240,13 @@ class SequentialFamily:
         highest = 0.0
         while remaining:
             values = {index: self._stage_p(look, remaining, equal, index) for index in remaining}
-            crossed = [index for index in remaining if values[index] <= self._spent[look]]
-            for index in crossed or remaining:
-                highest = max(highest, values[index])
-                p[index] = max(highest, values[index]) if crossed else max(values[index], highest)
-            if not crossed:
-                break
-            remaining = [index for index in remaining if index not in crossed]
+            least = min(values.values())
+            if least > self._spent[look]:  # nothing more crosses, so no bound is lowered any further
+                return p | {index: max(highest, value) for index, value in values.items()}
+            # The most extreme comparison leaves first, ties together: the order of the comparisons must not matter.
+            highest = max(highest, least)
+            p |= {index: highest for index, value in values.items() if value == least}
+            remaining = [index for index in remaining if values[index] > least]
         return p
 
     def _stage_p(self, look: int, members: Sequence[int], equal: Mapping[int, int], index: int) -> float:
@@ -247,13 +256,16 @@ class SequentialFamily:
         for number in range(look + 1):
             looks = {each: min(number, equal.get(each, number)) for each in (*members, *equal)}
             entered = [each for each, used in looks.items() if self._enters[used][each]]
+            # With too few pairs nobody is tested at this look, and nothing is spent at it.
             if not entered:
                 continue
             highest = np.max([self._evidence[looks[each]][:, each] for each in entered], axis=0)
+            # Vectors that crossed earlier looks have used up this share of the spending.
             dead = 1 - float(alive.mean())
             if self._enters[number][index]:
                 observed = self._evidence[number][0, index]
                 p = dead + float((alive & (highest >= observed * (1 - _TIE) - _TIE)).mean()) if observed > 0 else 1.0
+                # Its first crossing counts, as for the conditions that really stopped there.
                 if p <= self._spent[number]:
                     return p
             # The vectors with the highest values cross this look, as many as the spending allows; ties cross together.
@@ -288,6 +300,7 @@ def differences(values: Sequence[float], others: Sequence[float]) -> list[float]
     left = _finite(values)
     right = _finite(others)
     largest = float(np.abs([left, right]).max(initial=0.0))
+    # A float has between 15 and 17 decimal digits, so 15 survive a subtraction of equal decimals.
     digits = -math.ceil(math.log10(largest * 1e-15)) if largest else 0
     return [round(float(difference), digits) for difference in left - right]
 
@@ -319,10 +332,12 @@ def max_t(paired: Any, floor: Any = 0.0) -> list[float]:
     if np.isinf(data).any():
         raise ValueError("inf is not a finite number; leave out runs without a result")
     evidence = _evidence(data, floor, _signs(data.shape[1]))
+    # "stable" keeps the order of ties, so that equal input gives equal output on every machine.
     order = np.argsort(-evidence[0], kind="stable")
     highest = np.maximum.accumulate(evidence[:, order[::-1]], axis=1)[:, ::-1]
     p = np.ones(len(data))
     p[order] = np.maximum.accumulate((highest >= evidence[0, order] * (1 - _TIE) - _TIE).mean(axis=0))
+    # Without a difference every sign vector is as extreme as the data.
     return np.where(evidence[0] > 0, p, 1.0).tolist()
 
 
@@ -334,6 +349,7 @@ def _evidence(paired: Array, floor: Any, signs: Array) -> Array:
     counts = (~np.isnan(paired)).sum(axis=1)
     squares = (filled**2).sum(axis=1)
     means = signs @ filled.T / np.maximum(counts, 1)
+    # Signs do not change squares, so one sum serves the variance under every sign vector.
     variance = (squares - counts * means**2) / np.maximum(counts - 1, 1)
     # The second floor, a millionth of the differences, keeps equal differences from giving infinity.
     least = np.maximum(np.square(floor), 1e-12 * squares / np.maximum(counts, 1))
@@ -354,9 +370,11 @@ def _signs(count: int, seeds: Sequence[int] = (0,), most: int = _DRAWS) -> Array
         seeds: seeds of the generator that draws them where they are not enumerated.
         most: number of vectors that are drawn.
     """
+    # Bit i of a number is the sign of seed i, and 0, the first number, is the identity.
     if count <= MAX_ENUMERATED_SEEDS:
         return 1.0 - 2.0 * ((np.arange(2 ** max(0, count - 1))[:, None] >> np.arange(count)) & 1)
     drawn = np.random.default_rng(seeds).choice([-1.0, 1.0], size=(most, count))
+    # With the identity among the draws no p-value is 0, which no finite sample could show (Phipson & Smyth).
     drawn[0] = 1.0
     return drawn
 
@@ -396,6 +414,7 @@ def mcnemar(values: Sequence[float], others: Sequence[float]) -> float:
     from scipy.stats import binomtest
 
     change = _finite(values) - _finite(others)
+    # Problems that both models get right or wrong say nothing about which is better.
     differ = int((change != 0).sum())
     return float(binomtest(int((change > 0).sum()), differ, 0.5).pvalue) if differ else 1.0
 
@@ -435,6 +454,7 @@ def hedges_g(paired: Sequence[float]) -> float:
     if len(data) < 3:
         return math.nan
     mean, deviation = float(data.mean()), float(data.std(ddof=1))
+    # Equal differences have a deviation of rounding errors, and g would be a meaningless large number.
     if deviation <= 1e-12 * abs(mean):
         return math.copysign(math.inf, mean) if mean else 0.0
     return (1 - 3 / (4 * (len(data) - 1) - 1)) * mean / deviation
@@ -454,6 +474,8 @@ def detectable_effect(seeds: int, size: int = 1, alpha: float = LEVEL) -> float:
     """
     if seeds < MIN_SEEDS:
         return math.inf
+    # The t test's formula gives an effect on the mean, in its errors; the deviation of a difference is sqrt(n) times
+    # that.
     if seeds < min_seeds_for_exact_test(alpha):
         return detectable_shift(seeds - 1, size, alpha) / math.sqrt(seeds)
     power = _exact_power(seeds, size, alpha)
@@ -474,6 +496,7 @@ def t_power(dof: float, shift: float, size: int = 1, alpha: float = LEVEL) -> fl
     from scipy.special import nctdtr, stdtrit
 
     critical = float(stdtrit(dof, 1 - alpha / (2 * size)))
+    # scipy gives NaN where the probability underflows, far out in a tail.
     above, below = (float(np.nan_to_num(nctdtr(dof, abs(shift), bound))) for bound in (critical, -critical))
     return 1 - above + below
 
@@ -482,13 +505,16 @@ def _exact_power(seeds: int, size: int, alpha: float) -> Callable[[float], float
     """Return the power of the max-t test as a function of the effect on the first of `size` methods, simulated."""
     rng = np.random.default_rng([seeds, size])
     signs = _signs(seeds)
+    # The identity stays, because the observed statistic is that of the first vector.
     signs = signs[np.r_[0, rng.choice(np.arange(1, len(signs)), min(_POWER_SIGNS, len(signs) - 1), replace=False)]]
     noise = rng.normal(size=(size + 1, _POWER_TABLES, seeds))
+    # A shared baseline correlates the differences by .5; divided by sqrt(2) each has the deviation 1.
     paired = (noise[1:] - noise[0]) / math.sqrt(2)
     others = np.maximum.reduce([_evidence(each, 0.0, signs) for each in paired[1:]]) if size > 1 else 0.0
 
     def power(effect: float) -> float:
         t = _evidence(paired[0] + effect, 0.0, signs)  # [signs, tables]
+        # The first step of max-t suffices: only the largest statistic of a family is tested against all others.
         p = (np.maximum(t, others) >= t[0] * (1 - _TIE)).mean(axis=0)
         return float((p <= alpha).mean())
 
@@ -514,6 +540,7 @@ def seeds_needed(margin: float, deviation: float, size: int = 1, alpha: float = 
     from scipy.special import stdtr, stdtrit
 
     def reached(seeds: int) -> float:
+        # A deviation of almost 0 would overflow; above _CERTAIN standard errors the power is 1 anyway.
         distance = margin * math.sqrt(seeds) / max(deviation, margin / _CERTAIN)
         return 2 * float(stdtr(seeds - 1, distance - stdtrit(seeds - 1, 1 - min(alpha / size, LEVEL / 2)))) - 1
 

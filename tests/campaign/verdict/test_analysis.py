@@ -12,7 +12,7 @@ from retrain.campaign.verdict.analysis import Analysis, analyze, average, claims
 from retrain.campaign.verdict.judging import Contrast, Judged
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, sentence, short, text, texts
-from retrain.campaign.verdict.statistics import mean_of
+from retrain.campaign.verdict.statistics import mean_of, welch
 from retrain.campaign.verdict.verdict_kinds import KINDS, VerdictKind
 from retrain.campaign.verdict.verdict_page import exported, paper, render, spent
 from tests.campaign.tables import EFFECTS
@@ -368,6 +368,33 @@ def test_steps_to_the_threshold_have_an_interval_if_all_runs_reach_it():
     assert spent(replace(table, threshold=None), "a")["reached"] == "-"
 
 
+def test_equality_is_shown_at_the_level_of_the_campaign():
+    table = simulated({"a": [0.5] * 8, "b": [0.503, 0.497, 0.511, 0.504, 0.513, 0.492, 0.507, 0.511]})
+    strict, usual = (only(replace(table, alpha=alpha, outcome=Outcome(margin=0.012))) for alpha in (0.01, 0.05))
+    assert 0.01 < strict.judged.equality == usual.judged.equality <= 0.05
+    assert (short(strict), short(usual)) == ("not worse by more than 0.012", "equal within 0.012")
+
+
+def test_equal_differences_of_integers_are_no_proof():
+    whole, decimal = ({"a": [10.0, 11.0, 12.5], "b": [11.0, 12.0, 13.5]} for _ in range(2))
+    whole = {label: [float(int(value)) for value in values] for label, values in whole.items()}
+    reward = Outcome(metric="reward")
+    assert short(only(simulated(whole, outcome=reward))) == "inconclusive", "known to .5, as three runs of .52 to .005"
+    assert short(only(simulated(decimal, outcome=reward))) == "better (t test)"
+
+
+def test_a_claim_holds_by_the_verdict_that_is_shown():
+    """The pair of the ladder is corrected with one other, and the same pair of the hidden family with eight."""
+    rng = np.random.default_rng(1)
+    values = {"a": list(rng.normal(0.5, 0.01, 7))} | {f"c{i}": list(rng.normal(0.5, 0.01, 7)) for i in range(8)}
+    values["b"] = [value + 0.01 + 0.008 * noise for value, noise in zip(values["a"], rng.normal(size=7), strict=True)]
+    outcomes = (Outcome(), Outcome(metric="tokens", goal="max"))
+    table = simulated(values, ladder=(("b", "a"), ("c0", "a")))
+    found = analyze([replace(table, outcome=outcome) for outcome in outcomes])
+    assert [one.kind for one in found.comparisons if one.condition == "b"] == ["better", "open"] * 2
+    assert claims(found)["b"], "the family that is not shown does not decide"
+
+
 # --- Warm starts.
 
 
@@ -387,6 +414,27 @@ def test_runs_of_one_warm_start_count_as_one():
     own, shared = only(on_starts(simulated(values), 6)), only(simulated(values))
     assert replace(own, starts=1) == shared
     assert own.judged.test == "exact"
+
+
+def test_a_lost_warm_start_leaves_one_observation_and_not_eight_seeds():
+    values = noisy(0.09, seeds=16)
+    table = on_starts(simulated(values), 2)
+    missing = {place: replace(cell, status="missing") for place, cell in table.cells.items() if place[1] % 2}
+    one = only(replace(table, cells={**table.cells, **{("b", seed): missing["b", seed] for seed in range(1, 16, 2)}}))
+    assert (len(one.seeds), one.starts, one.count, short(one)) == (8, 1, 1, "no verdict")
+    assert "8 seeds on 1 warm start (seeds 1, 3," in sentence(one)
+    assert "1 warm start, a verdict needs 3" in sentence(one)
+
+
+def test_unpaired_runs_of_one_warm_start_count_as_one():
+    table = replace(on_starts(simulated(noisy(0.09, seeds=16)), 2), paired=False)
+    one = only(table)
+    means = [
+        [np.mean([cell.result for cell in table.of(label) if cell.start == start]) for start in (0, 1)]
+        for label in "ba"
+    ]
+    assert one.mean == pytest.approx(welch(*means))
+    assert "16 against 16 runs on 2 warm starts, not paired" in sentence(one)
 
 
 def test_intervals_cover_warm_starts_and_seeds():

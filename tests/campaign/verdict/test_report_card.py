@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
+from retrain.campaign import comparison
 from retrain.campaign.verdict.analysis import analyze
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.verdict.sentences import conclusion, note, short
@@ -97,6 +98,22 @@ def test_numbers_are_those_of_the_tables(directory):
         mean_of([float(np.mean(row)) for row in zip(*pairs, strict=True)]).interval()
     )
     assert (pooled.family, pooled.size) == ("pooled", 1)
+
+
+def test_another_metric_of_a_campaign_is_compared_task_by_task_and_was_not_declared(directory):
+    found = comparison.compare([directory], comparison.Asked(metric="tokens", goal="min")).comparisons
+    assert [(one.task, one.condition, one.against) for one in found] == [
+        (task, "new", "grpo") for task in ("all tasks", *TASKS)
+    ]
+    plan = json.loads((directory / "plan.json").read_text())
+    declared = {"at": "2026-01-01T00:00:00+00:00", "after": 0, "sha256": "0" * 64, "runs": 54, "terms": {}}
+    (directory / "plan.json").write_text(json.dumps(plan | {"primary": "new", "claim": "rare", "declared": declared}))
+    families = [
+        {one.family for one in comparison.compare([directory], comparison.Asked(margin=margin)).comparisons}
+        for margin in (None, 0.02)
+    ]
+    (directory / "plan.json").write_text(json.dumps(plan))
+    assert families == [{"primary", "pooled", "tasks"}, {"pooled", "tasks"}]
 
 
 def test_controls_are_families_of_their_own_and_take_no_power(directory, tmp_path):

@@ -33,7 +33,7 @@ def cells(tmp_path_factory):
 
 def test_runs_of_one_configuration_are_one_condition_paired_by_seed(cells):
     found = read_runs(
-        [cells / "one" / "cells" / label / f"s{seed}" for label in ("maxrl", "grpo") for seed in range(4)]
+        [cells / "one" / "cells" / label / f"s{seed}" for label in ("maxrl", "grpo") for seed in range(4)], Outcome()
     )
     assert found.conditions == ("maxrl", "grpo")
     assert found.baseline == "maxrl"
@@ -43,7 +43,7 @@ def test_runs_of_one_configuration_are_one_condition_paired_by_seed(cells):
 
 
 def test_a_campaign_stands_for_its_runs(cells):
-    found = read_runs([cells / "one"])
+    found = read_runs([cells / "one"], Outcome())
     assert found.conditions == ("grpo", "maxrl")
     assert len(found.cells) == 8
 
@@ -51,7 +51,7 @@ def test_a_campaign_stands_for_its_runs(cells):
 def test_conditions_of_two_campaigns_under_one_label_keep_all_their_cells(cells, tmp_path):
     options = {"seeds": range(4), "steps": 40, "failed": (), "missing": (("grpo", 3),)}
     write_campaign(tmp_path / "c3", conditions=("grpo", "maxrl+gtpo"), **options)
-    found = read_runs([cells / "one", tmp_path / "c3"])
+    found = read_runs([cells / "one", tmp_path / "c3"], Outcome())
     assert found.conditions == ("one: grpo", "maxrl", "c3: grpo", "maxrl+gtpo")
     assert len(found.cells) == 16
     paths = {cell.path for cell in found.of("one: grpo")}
@@ -63,7 +63,7 @@ def test_conditions_of_two_campaigns_under_one_label_keep_all_their_cells(cells,
 def test_conditions_of_campaigns_of_one_name_are_numbered(tmp_path):
     for parent in ("x", "y", "z"):
         write_campaign(tmp_path / parent / "one", **SMALL)
-    found = read_runs([tmp_path / parent / "one" for parent in ("x", "y", "z")])
+    found = read_runs([tmp_path / parent / "one" for parent in ("x", "y", "z")], Outcome())
     assert found.conditions[::2] == ("one: grpo", "one: grpo (2)", "one: grpo (3)")
     assert len(found.cells) == 18
 
@@ -74,12 +74,12 @@ def test_two_runs_of_one_configuration_and_seed_are_refused(cells, tmp_path):
     paths = [cells / "one" / "cells" / label / f"s{seed}" for label in ("maxrl", "grpo") for seed in range(4)]
     problem = rf"{again}: RUNS: has the configuration and seed of {paths[5]}, .*; give one of them"
     with pytest.raises(ConfigError, match=problem):
-        read_runs([*paths, again])
+        read_runs([*paths, again], Outcome())
 
 
 def test_a_path_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="contains no run"):
-        read_runs([tmp_path])
+        read_runs([tmp_path], Outcome())
 
 
 def test_any_metric_of_a_run_is_an_outcome(cells):

@@ -319,6 +319,27 @@ def test_the_last_attempt_of_a_log_that_goes_back_counts(tmp_path):
         read(file_of_steps(tmp_path, down))
 
 
+def test_rows_of_other_metrics_between_evaluations_are_no_order(tmp_path):
+    rows = [
+        {"method": method, "seed": seed, "step": step, name: value}
+        for method in RESULTS
+        for seed in SEEDS
+        for step, name, value in ((50, "loss", 1.0), (100, "accuracy", RESULTS[method][seed]))
+    ]
+    table = read(write(tmp_path / "t.jsonl", json_lines(rows)), "accuracy")[""]
+    assert table.values("dapo") == RESULTS["dapo"]
+
+
+def test_a_baseline_without_an_answer_leaves_the_others_without_a_pair(tmp_path):
+    rows = [
+        {"method": method, "seed": 0, "problem": str(problem), "accuracy": None if method == "a" else problem % 2}
+        for method in "abc"
+        for problem in range(8)
+    ]
+    facts = compare(write(tmp_path / "t.jsonl", json_lines(rows))).facts
+    assert [one["verdict"] for one in facts["comparisons"]] == ["no pair", "no pair"]
+
+
 @pytest.mark.parametrize(
     "name",
     [

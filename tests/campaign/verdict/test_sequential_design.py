@@ -12,10 +12,10 @@ from retrain.campaign.plan.outcome import Outcome
 from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict import run_reader
 from retrain.campaign.verdict.analysis import analyze
-from retrain.campaign.verdict.looks import expected_seeds, look_levels, look_state
+from retrain.campaign.verdict.looks import expected_seeds, look_state
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import as_json, note, sentence, short, text
-from retrain.campaign.verdict.statistics import SequentialFamily, max_t, nominal_levels
+from retrain.campaign.verdict.statistics import SequentialFamily, max_t, nominal_levels, spending
 from retrain.campaign.verdict.verdict_page import exported, paper
 from tests.campaign.tables import write_campaign
 
@@ -44,7 +44,7 @@ EFFECTS = {"grpo": 0.0, "strong": 0.05, "none": 0.0}
 
 
 def test_spending_and_levels_are_those_of_a_pocock_type():
-    assert look_levels(SIZES) == close((0.0310, 0.0414, 0.05), abs=1e-4)
+    assert spending(SIZES) == close((0.0310, 0.0414, 0.05), abs=1e-4)
     assert nominal_levels((16,)) == close((0.05,), rel=0.01)
     first, *later = nominal_levels(SIZES)
     assert first == close(0.031, abs=0.001)
@@ -56,7 +56,7 @@ def test_spending_and_levels_are_those_of_a_pocock_type():
         for size, level in zip(SIZES, (first, *later), strict=True)
     ]
     shares = [np.mean(np.any(crossed[: number + 1], axis=0)) for number in range(3)]
-    assert shares == close(look_levels(SIZES), abs=0.004), "all intervals contain the mean with probability .95"
+    assert shares == close(spending(SIZES), abs=0.004), "all intervals contain the mean with probability .95"
 
 
 def test_one_look_is_the_step_down_max_t_test():
@@ -71,6 +71,14 @@ def test_one_look_is_the_step_down_max_t_test():
             assert found[index] == close(expected[index]) or expected[index] > 0.05
 
 
+def test_the_order_of_the_comparisons_changes_no_p_value():
+    paired = np.random.default_rng(2).normal([[1.5], [0.5], [1.0], [0.2]], 1, size=(4, 8))
+    family = SequentialFamily(paired, [8], [0.0] * 4, range(8))
+    p = family.test(0, [0, 1, 2, 3], {})
+    assert p == family.test(0, [3, 1, 0, 2], {})
+    assert len(set(p.values())) == 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "kind"), [(1, "normal"), (4, "normal"), (4, "exponential")])
 def test_a_design_without_an_effect_claims_at_most_its_level(size, kind):
@@ -79,7 +87,7 @@ def test_a_design_without_an_effect_claims_at_most_its_level(size, kind):
     for _ in range(400):
         noise = rng.normal(size=(size + 1, 16)) if kind == "normal" else rng.exponential(size=(size + 1, 16))
         family = SequentialFamily(noise[1:] - noise[0], SIZES, [0.0] * size, range(16), draws=2000)
-        spent = look_levels(SIZES)
+        spent = spending(SIZES)
         claims += any(min(family.test(look, range(size), {}).values()) <= spent[look] for look in range(3))
     assert claims / 400 <= 0.085
 
@@ -120,6 +128,35 @@ def test_the_result_is_that_of_the_first_seeds_in_the_order_of_the_plan():
     found = analyze([table(EFFECTS, done=8, order=order)])
     assert found.stopped == {("", "strong"): 8}
     assert found.comparisons[0].seeds == (0, 1, 2, 3, 4, 5, 8, 11)
+
+
+def test_seeds_with_warm_starts_of_their_own_are_those_of_the_look():
+    """The index of a warm start is not a seed: the first look at seeds 20 to 27 is at their starts, 0 to 7."""
+    order = [*range(35, 27, -1), *range(20, 28)]
+    whole = table(EFFECTS, order=order)
+    own = {place: replace(cell, start=order.index(cell.seed)) for place, cell in whole.cells.items()}
+    for shared, separate in zip(
+        *(analyze([replace(whole, cells=c)]).comparisons for c in (whole.cells, own)), strict=True
+    ):
+        assert separate == replace(shared, starts=len(shared.seeds))
+
+
+def test_a_comparison_that_waits_does_not_say_how_a_failed_run_would_decide():
+    strong = table(EFFECTS)
+    lost = {
+        place: replace(cell, status="failed") if place == ("strong", 2) else cell
+        for place, cell in strong.cells.items()
+    }
+    waiting = {
+        place: replace(cell, status="missing", ended=False) if place[1] == 7 else cell for place, cell in lost.items()
+    }
+    assert not any(one.failures for one in analyze([replace(strong, cells=waiting)]).comparisons)
+
+
+def test_a_look_with_few_pairs_names_the_pairs_of_its_test():
+    whole = table({"grpo": 0.0, "strong": 0.05})
+    few = {place: cell if place[1] < 4 else replace(cell, status="failed") for place, cell in whole.cells.items()}
+    assert "4 seeds, a verdict needs 6" in sentence(analyze([replace(whole, cells=few)]).comparisons[0])
 
 
 def test_a_margin_ends_a_comparison_as_equal():
