@@ -15,7 +15,8 @@ from retrain.config.preset_keys import apply_preset
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 from retrain.lab.controls import PLACEBO
 
-QUICK, QUICK_SEEDS = ("strategy", "rare", "planning", "decoy"), 3
+QUICK = ("strategy", "rare", "planning", "decoy")
+QUICK_SEEDS = 3
 SEEDS = 9
 """With nine seeds an effect of two standard deviations on one of ten tasks is named in 94 % (docs/statistics.md)."""
 
@@ -29,8 +30,10 @@ wrong sign (worse).
 """
 _FIRST_LOOK = 8
 """Number of seeds at the first look of `looks = "auto"`."""
-_OTHER_SEEDS, _SEED_OFFSET = "other seeds", 1000
+_OTHER_SEEDS = "other seeds"
 """The control that is the baseline itself with other seeds (not different)."""
+_SEED_OFFSET = 1000
+"""Added to the seeds of that control; a campaign has at most 1000 seeds, so that none is used twice."""
 _CREDIT_KINDS = ("advantage", "algorithm", "signal", "transform")
 """Kinds of components whose tables a control leaves out, because it has other credit than the baseline."""
 _NO_CREDIT = ("filter", "reduction")
@@ -50,8 +53,9 @@ def tasks_with_premise(controls: bool = False) -> list[str]:
     Args:
         controls: leave out tasks with an environment, where the true advantage cannot be measured.
     """
-    found = [(one.name, registry.task.traits_of(one)) for one in registry.components("task")]
-    return [name for name, traits in found if traits.premise and not (controls and "environment" in traits.settings)]
+    traits_of_task = [(task.name, registry.task.traits_of(task)) for task in registry.components("task")]
+    with_premise = [(name, traits) for name, traits in traits_of_task if traits.premise]
+    return [name for name, traits in with_premise if not (controls and "environment" in traits.settings)]
 
 
 def card_toml(  # noqa: PLR0913 - the options of the command
@@ -80,15 +84,18 @@ def card_toml(  # noqa: PLR0913 - the options of the command
             the claim is on none of the tasks.
     """
     _check_tasks(tasks, claim)
-    method, other = _method(file), _method(against) if against else {}
+    method = _method(file)
+    other = _method(against) if against else {}
     controlled = {*CONTROLS, _OTHER_SEEDS} if controls else set[str]()
     baseline = _distinct(against.stem if against else "grpo", controlled)
+    # Two conditions with one method would train the same runs and never differ.
     if method == other:
         problem = f"it has the same method as the baseline, {baseline}"
         raise ConfigError.at(file, "file", problem, "change its method")
     label = _distinct(file.stem, controlled | {baseline})
     added: list[dict[str, Any]] = []
     if controls:
+        # A preset sets credit as well, which the controls replace: written out, the rest of it can be kept.
         added = _controls(other, _method(against, presets=True) if against else {})
         if chain := _shuffled_chain(file):
             credit = {**method.get("algorithm", {}), "transform_mode": chain}
@@ -101,29 +108,32 @@ def card_toml(  # noqa: PLR0913 - the options of the command
         "slots": slots or "auto",
         "conditions": [{"label": baseline, **other}, {"label": label, **method}, *added],
     }
+    # With fewer seeds "auto" has no look, and the campaign would warn about a setting that this command wrote.
     if seeds > _FIRST_LOOK:
         campaign["looks"] = "auto"
     if added:
-        campaign["controls"] = [one["label"] for one in added]
+        campaign["controls"] = [condition["label"] for condition in added]
     if claim is not None:
         campaign |= {"primary": label, "claim": claim}
+    # Settings of the machine and of plug-ins hold for all conditions alike.
     shared = {name: read(file).data[name] for name in _SHARED if name in read(file).data}
     return tomli_w.dumps({"campaign": campaign, **shared})
 
 
 def _distinct(name: str, taken: Set[str]) -> str:
     """Return the label of a file; labels may not differ in case alone, because folders are named after them."""
-    return f"{name} (2)" if name.lower() in {one.lower() for one in taken} else name
+    return f"{name} (2)" if name.lower() in {label.lower() for label in taken} else name
 
 
 def _check_tasks(tasks: Sequence[str], claim: str | None) -> None:
     """Raise ConfigError if a task does not exist or is given twice, or if the claim is on another task."""
-    known, problems = tasks_with_premise(), list[ConfigProblem]()
-    for place, name in enumerate(tasks):
-        if name not in known:
-            fix = did_you_mean(name, known, f"known: {', '.join(known)}")
+    available = tasks_with_premise()
+    problems: list[ConfigProblem] = []
+    for index, name in enumerate(tasks):
+        if name not in available:
+            fix = did_you_mean(name, available, f"known: {', '.join(available)}")
             problems.append(ConfigProblem("--tasks", 0, 0, name, "there is no such task with a premise", fix))
-        elif name in tasks[:place]:
+        elif name in tasks[:index]:
             problems.append(ConfigProblem("--tasks", 0, 0, name, "this task is given twice", "name it once"))
     if claim is not None and claim not in tasks and not problems:
         fix = did_you_mean(claim, tasks, f"tasks of this testbed: {', '.join(tasks)}")
@@ -134,7 +144,7 @@ def _check_tasks(tasks: Sequence[str], claim: str | None) -> None:
 
 def _controls(baseline: dict[str, Any], written_out: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the conditions of the controls, given the baseline's settings, and the same with those of its preset."""
-    credit = {one.table for kind in _CREDIT_KINDS for one in registry.components(kind)} | {"algorithm"}
+    credit = {component.table for kind in _CREDIT_KINDS for component in registry.components(kind)} | {"algorithm"}
     rest = {name: table for name, table in written_out.items() if name not in credit}
     kept = {key: value for key, value in written_out.get("algorithm", {}).items() if key in _NO_CREDIT}
     return [
@@ -164,11 +174,13 @@ def _method(file: Path, *, presets: bool = False) -> dict[str, Any]:
         file: configuration of a run.
         presets: with the keys of the preset that the file names.
     """
-    load(file)  # reports all mistakes with their places
+    # Validated as a run of its own, so that mistakes are reported in the user's file and not in the campaign.
+    load(file)
     document = read(file)
     if presets:
         apply_preset(document)
-    data, tasks = document.data, {one.table for one in registry.components("task")}
+    data = document.data
+    tasks = {task.table for task in registry.components("task")}
     method = {name: table for name, table in data.items() if name not in (*_SHARED, *_TESTBED, *tasks)}
     passes = {key: data["training"][key] for key in _PASSES if key in data.get("training", {})}
     return method | ({"training": passes} if passes else {})

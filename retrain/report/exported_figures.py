@@ -118,7 +118,8 @@ def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, 
     """
     elements = [_opened(svg) for svg in (*(svg for _, svg, _ in rows), *([axis] if axis else []))]
     # SVG has no text layout: 7 units are a wide estimate for a character of 11 pixels.
-    left, right = (7.0 * max((len(text) for text in column), default=0) + 12 for column in _columns(rows, titles))
+    columns = [[titles[0], *(left for left, _, _ in rows)], [titles[1], *(right for _, _, right in rows)]]
+    left, right = (7.0 * max(map(len, column)) + 12 for column in columns)
     wide = max((width for (_, _, width, _), _ in elements), default=0.0)
     y = 6.0
     parts: list[str] = []
@@ -134,11 +135,6 @@ def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, 
         y += height
     box = f"0 0 {left + wide + right:.0f} {y + 6:.0f}"
     return f'<svg class="forest" viewBox="{box}" role="img">{"".join(parts)}</svg>'
-
-
-def _columns(rows: Sequence[tuple[str, str, str]], titles: tuple[str, str]) -> tuple[list[str], list[str]]:
-    """Return the column of texts on the left and that on the right, each with its title."""
-    return [titles[0], *(left for left, _, _ in rows)], [titles[1], *(right for _, _, right in rows)]
 
 
 def _legend(keys: Sequence[tuple[str, str]], x: float, y: float, width: float) -> tuple[str, int]:

@@ -11,19 +11,10 @@ from typing import Any
 
 from retrain.metrics import Metric, find_metric
 from retrain.metrics import metrics as registry
+from retrain.report import samples
 from retrain.report.charts import interval_chart, line_chart, span, stacked_chart
 from retrain.report.page import Table, duration, fill, percent, source
 from retrain.report.run_summary import MetricsRow, recipe, status, summary
-from retrain.report.samples import (
-    before_and_after,
-    best_and_worst,
-    completion,
-    evaluations,
-    largest_advantage,
-    reward_weights,
-    step_of,
-    steps,
-)
 from retrain.report.shown_settings import settings
 from retrain.storage.run_files import read_rows, understood
 from retrain.system.files import write_text, writing
@@ -53,7 +44,8 @@ def write_report(run: Path, reload_s: float = 0) -> Path:
     path = run / "report.html"
     with writing(path), understood(run):
         write_text(path, _render(run, reload_s))
-        rows_of_run = {} if reload_s else {"steps": [*steps(run)], "evaluations": [*evaluations(run)]}
+        # Reading every rollout takes seconds, which a page that reloads every five does not have.
+        rows_of_run = {} if reload_s else {"steps": [*samples.steps(run)], "evaluations": [*samples.evaluations(run)]}
         if any(rows_of_run.values()):
             write_text(
                 run / SAMPLES,
@@ -99,8 +91,8 @@ def _render(run: Path, reload_s: float) -> str:
         charts=[drawn for drawn in _charts(metrics, evals) if drawn[2]],
         metrics=_ranges(metrics),
         evaluations=_evaluations(evals),
-        compared=before_and_after(run),
-        samples=_samples(run, reward_weights(config)),
+        compared=samples.before_and_after(run),
+        samples=_samples(run, samples.reward_weights(config)),
         every=SAMPLES if not reload_s else "",
         settings=settings(config),
         resolved=json.dumps(masked(config), indent=2),
@@ -116,7 +108,8 @@ def _state(facts: MetricsRow) -> str:
 
 
 def _facts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> dict[str, str]:
-    tokens, rollout = _total(metrics, "tokens/sampled"), _total(metrics, "time/rollout_s")
+    tokens = _total(metrics, "tokens/sampled")
+    rollout = _total(metrics, "time/rollout_s")
     facts = {"Held-out accuracy": percent(evals[-1]["accuracy"])} if evals else {}
     return facts | {
         "Steps": f"{len(metrics):,}",
@@ -130,22 +123,23 @@ def _facts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> dict[s
 
 def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[tuple[str, str, str, Sequence[str]]]:
     """Return the charts as (title, caption, drawing, names of the layers); a drawing is "" without data."""
-    steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
+    # All charts have one x axis, so that a jump can be followed from chart to chart.
+    step_range = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
     curves: list[tuple[str, str, str, Sequence[str]]] = []
     for key, metric in _drawn(metrics):
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
         title = f"{metric.title}, {key.partition('/')[2]}" if metric.name == _REWARD_PART else metric.title or key
         unit = "" if metric.unit in ("", "share") or metric.unit in metric.meaning else f", in {metric.unit}"
         caption = f"{metric.meaning}{unit}. {metric.reading}".removesuffix(". ").replace("`", "")
-        curves.append((title, caption, line_chart(points, percent=metric.unit == "share", x=steps), ()))
+        curves.append((title, caption, line_chart(points, percent=metric.unit == "share", x=step_range), ()))
     # If sampling overlaps the update, the step contains only the time that the loop waited for it.
     hidden = {"time/overlap_s", "time/rollout_s"} if any("time/wait_s" in row for row in metrics) else set[str]()
     times = {key for row in metrics for key in row if key.startswith("time/") and key.endswith("_s")}
     phases = sorted(times - _STEP_TIMES - hidden, key=lambda key: -_total(metrics, key))
     layers = {key[len("time/") : -len("_s")]: [float(row.get(key, 0.0)) for row in metrics] for key in phases}
-    stacked = stacked_chart([float(row["step"]) for row in metrics], layers, steps)
+    stacked = stacked_chart([float(row["step"]) for row in metrics], layers, step_range)
     return [
-        *_held_out(evals, steps),
+        *_held_out(evals, step_range),
         *curves,
         ("Seconds per step", "by phase, without evaluation", stacked, tuple(layers)),
     ]
@@ -158,6 +152,7 @@ def _drawn(metrics: Sequence[MetricsRow]) -> list[tuple[str, Metric]]:
         for key in (key for key in row if "/" in key):
             values.setdefault(key, set()).add(float(row[key]))
     rows = {key: find_metric(key) or Metric(key, "reported by a component") for key in values}
+    # A single part is the reward itself, which has a chart.
     several_parts = sum(metric.name == _REWARD_PART for metric in rows.values()) > 1
 
     def is_drawn(key: str, metric: Metric) -> bool:
@@ -165,6 +160,7 @@ def _drawn(metrics: Sequence[MetricsRow]) -> list[tuple[str, Metric]]:
             return several_parts
         return metric.first or metric.group == "components" or bool(metric.title and len(values[key]) > 1)
 
+    # The registry keeps related metrics together, and so do the curves.
     places = {name: index for index, name in enumerate(registry())}
     last = len(places)  # metrics of plug-ins
     drawn = [(key, metric) for key, metric in rows.items() if is_drawn(key, metric)]
@@ -193,14 +189,16 @@ def _ranges(metrics: Sequence[MetricsRow]) -> Table:
     )
 
 
-def _held_out(evals: Sequence[MetricsRow], steps: tuple[float, float]) -> Iterator[tuple[str, str, str, Sequence[str]]]:
+def _held_out(
+    evals: Sequence[MetricsRow], step_range: tuple[float, float]
+) -> Iterator[tuple[str, str, str, Sequence[str]]]:
     """Yield the charts of held-out accuracy, for the run's own problems and for each set, as in `_charts`."""
     for label in ("", *_labels(evals)):
         key, low, high, best = (f"{label}{name}" for name in ("accuracy", "ci_low", "ci_high", "greedy_accuracy"))
         rows = [(row["step"], row[key], row.get(low, row[key]), row.get(high, row[key])) for row in evals if key in row]
         greedy = [(float(row["step"]), row[best]) for row in evals if best in row]
         caption = "sampled, with its 95% interval" + ("; dashed: greedy" if greedy else "")
-        yield "Held-out accuracy" + (label and f", {label[:-1]}"), caption, interval_chart(rows, steps, greedy), ()
+        yield "Held-out accuracy" + (label and f", {label[:-1]}"), caption, interval_chart(rows, step_range, greedy), ()
 
 
 def _evaluations(evals: Sequence[MetricsRow]) -> Table:
@@ -209,7 +207,8 @@ def _evaluations(evals: Sequence[MetricsRow]) -> Table:
     The sets are those of `[[eval.sets]]`, or the environments or tasks of a mixture.
     """
     labels = _labels(evals)
-    ks = {int(k) for row in evals for key in row if (k := key.partition("pass@")[2])} - {1}  # pass@1 is the accuracy
+    # pass@1 is the accuracy, which has a column.
+    ks = {int(k) for row in evals for key in row if (k := key.partition("pass@")[2])} - {1}
     shares = ["greedy_accuracy", *(f"pass@{k}" for k in sorted(ks))]
     shares = [key for key in shares if any(f"{label}{key}" in row for row in evals for label in ("", *labels))]
     return Table.of(
@@ -243,12 +242,12 @@ def _samples(run: Path, weights: Mapping[str, float]) -> list[dict[str, Any]]:
 
 def _step(title: str, file: Path, weights: Mapping[str, float]) -> dict[str, Any]:
     stored = read_rows(file)
-    rows = [stored[i] for i in best_and_worst(stored)]
+    rows = [stored[i] for i in samples.best_and_worst(stored)]
     return {
         "title": title,
-        "step": step_of(file),
-        "scale": largest_advantage(rows),
-        "rows": [completion(row, weights) for row in rows],
+        "step": samples.step_of(file),
+        "scale": samples.largest_advantage(rows),
+        "rows": [samples.completion(row, weights) for row in rows],
     }
 
 

@@ -41,6 +41,7 @@ def steps(run: Path) -> Iterator[dict[str, Any]]:
     of `_COLORED`, groups have no credit.
     """
     files = sorted(run.glob("rollouts/step-*.jsonl.gz"))
+    # Runs log parts without weights, which are settings.
     weights = reward_weights(read_json(run / "config.resolved.json"))
     for file in files:
         rows, groups, size, colored = read_rows(file), list[dict[str, Any]](), 0, 0
@@ -63,6 +64,7 @@ def steps(run: Path) -> Iterator[dict[str, Any]]:
 
 def largest_advantage(rows: Iterable[RolloutRow]) -> float:
     """Return the largest absolute advantage of any token; 0 without one."""
+    # A diverged run stores NaN and inf, which would make all other colors vanish.
     return max((abs(float(a)) for row in rows for a in row.get("advantages") or () if isfinite(a)), default=0.0)
 
 
@@ -97,10 +99,12 @@ def before_and_after(run: Path) -> dict[str, Any]:
         completions ("before", "after"). Empty without two stored evaluations of the run's own problems.
     """
     files = sorted(run.glob("eval/step-*.jsonl.gz"))
+    # Files of named sets are called step-N.NAME: only the run's own problems are compared.
     files = [file for file in files if "." not in file.name.removesuffix(".jsonl.gz")]
     if len(files) < 2:
         return {}
     newest = {row["question_id"]: row for row in read_evaluation(files[-1])}
+    # By id and not by position, because the two evaluations may have different problems.
     pairs = [(row, newest[row["question_id"]]) for row in read_evaluation(files[0]) if row["question_id"] in newest]
     rows = [
         {
@@ -134,9 +138,11 @@ def best_and_worst(rows: Sequence[RolloutRow]) -> list[int]:
     groups: dict[int, list[int]] = {}
     for position, row in enumerate(rows):
         groups.setdefault(int(row["group"]), []).append(position)
+    # A group of equal rewards teaches nothing, so a mixed one is shown if there is any.
     scored = [[i for i in group if rows[i]["reward"] is not None] for group in groups.values()]
     mixed = [group for group in scored if len({rows[i]["reward"] for i in group}) > 1]
     chosen = next((group for group in (*mixed, *scored, *groups.values()) if group), [])
+    # A trained policy repeats itself; three copies of one answer would show nothing.
     distinct = {(rows[i]["text"], rows[i]["reward"]): i for i in chosen}
     ordered = sorted(distinct.values(), key=lambda i: -float(rows[i]["reward"] or 0.0))
     return [*ordered[: _SHOWN - 1], ordered[-1]] if len(ordered) > _SHOWN else ordered
@@ -161,7 +167,9 @@ class Conversation:
 
 def conversation(row: RolloutRow) -> Conversation:
     """Return the annotations of a stored rollout."""
-    size, turns = len(row["completion_ids"]), [turn for turn in row.get("turns", ()) if turn["end"]]
+    size = len(row["completion_ids"])
+    # A turn that ends at token 0 sampled nothing, and no token could carry its badge.
+    turns = [turn for turn in row.get("turns", ()) if turn["end"]]
     if not row.get("ended"):
         return Conversation(tokens=size)
     sampled = {position for turn in turns for position in range(turn["start"], turn["end"])}

@@ -316,7 +316,7 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         if (target / "model" / "config.json").is_file():
             plain_files(target / "model")
             return target, None
-        newest = checkpoint.newest(target / "checkpoints", warn, own=False)
+        newest = checkpoint.newest(target / "checkpoints", warn, holds_lock=False)
         if newest is not None:
             return target, newest[1]
         problem, fix = _without_weights(target)
@@ -326,7 +326,7 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
     elif (
         target.name == "best"
         and not target.is_symlink()
-        and (newest := checkpoint.newest(target, lambda _: None, own=False)) is not None
+        and (newest := checkpoint.newest(target, lambda _: None, holds_lock=False)) is not None
     ):
         return target.parent, newest[1]
     else:

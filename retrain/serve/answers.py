@@ -30,11 +30,13 @@ class AnswerParts:
 
     def __init__(self) -> None:
         self.parts = asyncio.Queue[AnswerPart | RefusedError]()
-        self.loop, self.given_up = asyncio.get_running_loop(), False
+        self.loop = asyncio.get_running_loop()
+        self.given_up = False
 
     def put(self, part: AnswerPart | RefusedError) -> None:
         """Add a part, in the thread that samples."""
-        with suppress(RuntimeError):  # the server's loop is closed
+        # The loop is closed once the server ends, and then nobody waits for the part.
+        with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.parts.put_nowait, part)
 
 
@@ -58,6 +60,7 @@ class Answers:
     async def collect(self, running: AnswerParts) -> JsonObject:
         """Wait for all choices, and return the whole answer."""
         parts: list[list[AnswerPart]] = [[] for _ in range(self._count)]
+        # Parts of all choices arrive interleaved, in the order in which they were sampled.
         async for part in self.parts(running):
             parts[part.index].append(part)
         choices = [self._choice(parts_of_choice) for parts_of_choice in parts]
@@ -123,10 +126,12 @@ async def events(running: AnswerParts, answers: Answers) -> AsyncGenerator[str]:
             yield _event(answers.chunk(part))
         if answers.given.stream_options.include_usage:
             yield _event(answers.chunk())
+        # OpenAI's clients wait for this line, not for the end of the connection.
         yield "data: [DONE]\n\n"
     except RefusedError as error:
         yield _event(error.json())
     finally:
+        # Also reached when the client goes: then the thread that samples drops the request.
         running.given_up = True
 
 

@@ -14,8 +14,10 @@ from retrain.serve.chat_sessions import ChatMessage
 from retrain.serve.http_app import JsonObject, RefusedError, too_long
 from retrain.system.model_paths import positions
 
-_OVERHEAD, _LONGEST = 1 << 20, 1 << 25
-"""Bytes allowed in a request besides its text; upper bound on the bytes of its text for any model."""
+_OVERHEAD = 1 << 20
+"""Bytes allowed in a request besides its text."""
+_LONGEST = 1 << 25
+"""Upper bound on the bytes of a request's text for any model."""
 
 _NO_EFFECT: dict[str, object] = {
     "best_of": 1,
@@ -50,6 +52,7 @@ class RequestFields(BaseModel):
         return {
             name: value
             for name, value in body.items()
+            # Clients send fields at their defaults; only a value that would change the answer is refused.
             if value is not None and (name not in _NO_EFFECT or value != _NO_EFFECT[name])
         }
 
@@ -151,6 +154,7 @@ def fields(kind: type[_T], body: JsonObject) -> _T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
+        # pydantic's "extra inputs are not permitted" does not say that the server lacks the feature.
         why = "not supported" if first["type"] == "extra_forbidden" else first["msg"]
         raise RefusedError(400, f"{name}: {why[0].lower()}{why[1:]}", field=name) from None
 
@@ -170,6 +174,7 @@ class ContextLimits:
     @classmethod
     def of(cls, context: RunContext) -> ContextLimits:
         """Return the limits of a run's model and engine."""
+        # A server may have been started with a shorter context than the model's.
         tokens = min(positions(context.trained.loaded.model), context.sampler.max_model_len)
         return cls(tokens, max(map(len, context.chat.tokenizer.get_vocab()), default=1))
 
@@ -181,12 +186,14 @@ class ContextLimits:
     @property
     def max_bytes(self) -> int:
         """Largest size of a request."""
+        # `chars` is infinite for a model without a limit, and memory is not.
         return int(min(_LONGEST, self.chars)) + _OVERHEAD
 
     def check(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> None:
         """Raise `RefusedError`, before tokenization, for messages that cannot fit even with the fewest tokens."""
         chars = sum(len(message["role"]) + len(message["content"]) for message in messages)
         chars += len(json.dumps(tools)) if tools else 0
+        # Tokenizing megabytes takes seconds, in which no other request is tokenized.
         if chars > self.chars or len(messages) > self.tokens:
             raise too_long(
                 f"{len(messages)} messages of {chars} characters do not fit into {self.tokens:g} tokens, of which the "

@@ -83,10 +83,13 @@ class Sessions:
     """
 
     def __init__(self, chat: Chat) -> None:
-        self._chat, self._stitcher = chat, ChatStitcher(chat)
+        self._chat = chat
+        self._stitcher = ChatStitcher(chat)
         self._rows: dict[str, list[SessionRow]] = {}
-        self._requests, self._waiting = Counter[str](), Counter[str]()
-        self._labels, self._opened = dict[str, str](), 0
+        self._requests = Counter[str]()
+        self._waiting = Counter[str]()
+        self._labels: dict[str, str] = {}
+        self._opened = 0
         self._ended: dict[str, None] = {}
         self.done: list[tuple[list[SessionRow], float]] = []
 
@@ -111,12 +114,15 @@ class Sessions:
         if name not in self._rows and len(self._rows) >= _MOST_LIVE:
             raise SessionConflictError(f"{_MOST_LIVE} sessions have no reward yet")
         for session in [name] if name else list(self._rows):
+            # The newest row first: of two rows with the same beginning the program most likely continues that one.
             for row in reversed(self._rows.get(session, [])):
                 new = messages[len(row.messages) :]
                 extends = not row.busy and messages[: len(row.messages)] == row.messages
+                # A reply that the policy did not give is not its own, so the conversation starts a row as a prompt.
                 if extends and new and all(message["role"] != "assistant" for message in new):
                     ids = self._stitcher.ids([(message["role"], message["content"]) for message in new], row.end)
                     return self._found(session, row, messages, ids)
+        # A base model has no template, and reads the messages as plain text.
         whole = messages if self._chat.templated else untemplated(messages)
         row = SessionRow(self._chat.prompt(whole, list(tools) or None))
         return self._found(name or f"session-{secrets.token_urlsafe(16)}", row, messages, [], unnamed=not name)
@@ -144,10 +150,12 @@ class Sessions:
 
     def add_reply(self, turn: TurnRequest, completion: Completion) -> str:
         """Add the sampled reply to the row, and return its text."""
-        row, text = turn.row, self._chat.decode(completion.ids)
+        row = turn.row
+        text = self._chat.decode(completion.ids)
         row.observe(turn.new)
         row.add_turn(completion)
-        row.messages, row.busy = [*turn.messages, {"role": "assistant", "content": text}], False
+        row.messages = [*turn.messages, {"role": "assistant", "content": text}]
+        row.busy = False
         self._waiting[turn.session] -= 1
         rows = self._rows.setdefault(turn.session, [])
         if row not in rows:
@@ -170,6 +178,7 @@ class Sessions:
             by_session.pop(name, None)
         self._ended[name] = None
         if len(self._ended) > _MOST_ENDED:
+            # A dict keeps its order, so that the first name is the oldest.
             del self._ended[next(iter(self._ended))]
         self.done.append((rows, value))
         return len(rows)
@@ -180,6 +189,7 @@ class Sessions:
         Sessions whose first rows have the same prompt form a group.
         """
         several, self.done = self.done[:count], self.done[count:]
+        # Programs name no groups; attempts at one task begin with the same prompt.
         prompts = list(dict.fromkeys(rows[0].prompt.text for rows, _ in several))
         groups = [prompts.index(rows[0].prompt.text) for rows, _ in several]
         return [self._rollout(row, g, value) for g, (rows, value) in zip(groups, several, strict=True) for row in rows]

@@ -41,7 +41,8 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
         MissingExtraError: vLLM is not installed.
         EngineError: no port is free, or the server cannot be started or ended by itself.
     """
-    bound, config = loaded.named("engine", ENGINE), loaded.config
+    bound = loaded.named("engine", ENGINE)
+    config = loaded.config
     assert bound is not None, "the engine is built in"
     bound.component.require_extra()
     import torch
@@ -49,6 +50,7 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
     from retrain.run.build import product_dtype
 
     cpu = not torch.cuda.is_available()
+    # An environment variable, because vLLM's processes read the number at their start.
     if cpu and (threads := config.training.threads) not in ("auto", 0):
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     table: dict[str, Any] = loaded.tables.get(ENGINE, {})
@@ -61,6 +63,7 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
     options, variables = weight_options(table.get("transfer", "file"), None if adapter is None else adapter.r)
     if key := key_from(table.get("api_key_env", "")):
         variables["VLLM_API_KEY"] = key  # an option would be visible in `ps`
+    # A run lists its servers in `urls`; started once for each, they take one port after the other.
     ports = [port] if port else urls or [_PORT]
     with scratch_folder("retrain-serve-") as folder, free_port(ports, host) as port:
         more = {
@@ -107,6 +110,7 @@ def free_port(ports: Sequence[int], host: str) -> Generator[int]:
                 raise EngineError(
                     f"port {port} cannot be claimed ({error}); remove it, or set TMPDIR to another place"
                 ) from error
+            # The lock only keeps out other calls of this command; any program may hold the port.
             if not _listens(host, port):
                 yield port
                 return

@@ -71,11 +71,16 @@ class PolicyEndpoint:
     def __init__(
         self, context: RunContext, access: Access, episodes: Path | None = None, patience_s: float = math.inf
     ) -> None:
-        self._context, self._episodes, self._patience_s = context, episodes, patience_s
+        self._context = context
+        self._episodes = episodes
+        self._patience_s = patience_s
         # A tokenizer is not thread-safe, so the sessions have a copy.
         self._sessions = Sessions(replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer)))
         self._limits = ContextLimits.of(context)
-        self._turns, self._sessions_thread = SimpleQueue[_QueuedTurn | None](), ThreadPoolExecutor(1, "sessions")
+        # None in the queue marks a reward, behind which turns may belong to the next step.
+        self._turns = SimpleQueue[_QueuedTurn | None]()
+        self._sessions_thread = ThreadPoolExecutor(1, "sessions")
+        # Writing nothing fails now, and not after the first episode, if the file cannot be written.
         self._record([])
         self._sampling = train_sampling(
             context.config, context.trained.loaded, derive_seed(context.config.training.seed, "endpoint")
@@ -96,7 +101,8 @@ class PolicyEndpoint:
             EngineError: `request_stop` was called, or no request arrived for `patience_s` seconds.
             StorageError: an episode cannot be written.
         """
-        began, warned = time.monotonic(), False
+        began = time.monotonic()
+        warned = False
         while len(self._sessions.done) < count:
             if self._failure:
                 raise self._failure[0]
@@ -104,6 +110,7 @@ class PolicyEndpoint:
                 raise EngineError("stopped while waiting for episodes")
             if turns := self._waiting():
                 self._sample(turns)
+            # Since `began`: before it the thread may have trained for minutes without answering anybody.
             silent = time.monotonic() - max(began, self._received)
             if silent > self._patience_s:
                 raise EngineError(f"{self._silence(count, silent)}; --patience sets how long a run waits")
@@ -133,6 +140,7 @@ class PolicyEndpoint:
                 turns, self._context.sampler.sample([turn.request for turn in turns], self._sampling), strict=True
             ):
                 turn.completion.set_result(completion)
+        # BaseException: clients must also be answered when Ctrl-C ends the sampling.
         except BaseException as error:
             self._over.set()
             text = masked(f"the run has failed: {type(error).__name__}: {error}")
@@ -143,7 +151,8 @@ class PolicyEndpoint:
         self._received = time.monotonic()
 
     def _silence(self, count: float, seconds: float) -> str:
-        done, live = len(self._sessions.done), self._sessions.live
+        done = len(self._sessions.done)
+        live = self._sessions.live
         return (
             f"{self.url}/v1 has received no request for {seconds:.3g} s: {done} of the {count:g} sessions of this step "
             f"have a reward, and {live} have none yet"
@@ -219,6 +228,7 @@ class PolicyEndpoint:
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_reward(value):
             raise RefusedError(400, f"reward must be a number {REWARD_RANGE}")
         rows = await self._with_sessions(self._reward, name, float(value))
+        # Wakes `work`, which counts the rewards, and ends the present batch of turns.
         self._turns.put(None)
         return JSONResponse({"session": name, "rows": rows})
 
@@ -248,13 +258,15 @@ class PolicyEndpoint:
             DataError, SessionConflictError: as for `Sessions.prepare`.
         """
         training = self._context.config.training
-        messages, tools = plain_messages(given.messages), given.tools
+        messages = plain_messages(given.messages)
+        tools = given.tools
         self._limits.check(messages, tools)
         turn = self._sessions.prepare(session, messages, tools)
         context = turn.context
         if not context:
             raise ValueError("the messages have no tokens")
         free = self._limits.tokens - len(context)
+        # The run's limit is that of an episode, so that earlier turns have used a part of it.
         most = int(min(given.limit or training.max_tokens, training.max_tokens - turn.sampled, free))
         if most < 1:
             raise too_long(
@@ -279,6 +291,7 @@ class PolicyEndpoint:
 def _session(call: WebRequest) -> str:
     """Return the name in the header X-Session-ID, or "" without one."""
     try:
+        # HTTP headers are latin-1 by their standard, and clients put UTF-8 into them.
         name = call.headers.get("x-session-id", "").encode("latin-1").decode()
     except UnicodeDecodeError:
         raise RefusedError(400, "X-Session-ID is not UTF-8") from None

@@ -71,6 +71,7 @@ class ServedChoice:
     @property
     def setting(self) -> tuple[float, float]:
         """Temperature and top_p."""
+        # A temperature of exactly 0 means greedy decoding, which needs no division.
         least = _LEAST_TEMPERATURE if self.given.temperature else 0.0
         return max(self.given.temperature, least), self.given.top_p
 
@@ -78,6 +79,7 @@ class ServedChoice:
     def request(self) -> Request:
         """The request for the next tokens."""
         count = min(_SEGMENT, self.limit - len(self.ids))
+        # A stream for each segment: with one for all, every segment would begin with the same random numbers.
         return Request((*self.prompt, *self.ids), 1, count, derive_seed(self.stream, len(self.ids)))
 
 
@@ -128,10 +130,12 @@ class ServedModel:
     """
 
     def __init__(self, context: RunContext, access: Access) -> None:
-        self._context, self._limits = context, ContextLimits.of(context)
+        self._context = context
+        self._limits = ContextLimits.of(context)
         # A tokenizer is not thread-safe, so the thread that tokenizes has a copy.
         self._chat = replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer))
-        self._tokenizing, self._over = ThreadPoolExecutor(1, "tokenize"), threading.Event()
+        self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+        self._over = threading.Event()
         self._queue = SimpleQueue[ServedRequest]()
         endpoints = [
             Endpoint("/v1/models", "GET", self._models),
@@ -165,6 +169,7 @@ class ServedModel:
         """Return the requests in the queue; wait for the first one if `wait`."""
         requests: list[ServedRequest] = []
         with suppress(Empty):
+            # With completions in progress, waiting would delay them.
             if wait:
                 requests.append(self._queue.get(timeout=_POLL_S))
                 time.sleep(_LINGER_S)
@@ -174,11 +179,13 @@ class ServedModel:
 
     def _sample(self, requests: Sequence[ServedRequest]) -> None:
         """Sample the next tokens of the next choice of each request, then of a further one of each, and so on."""
+        # One choice of each request before a second of any: n = 128 must not hold up n = 1.
         turns = zip_longest(*[request.choices() for request in requests])
         in_turn = (
             (request, choice) for turn in turns for request, choice in zip(requests, turn, strict=True) if choice
         )
         sampled = list(islice(in_turn, _MOST_SAMPLED))
+        # An engine samples a batch with one temperature and one top_p.
         for setting in dict.fromkeys(choice.setting for _, choice in sampled):
             together = [(request, choice) for request, choice in sampled if choice.setting == setting]
             completions = self._context.sampler.sample(
@@ -212,6 +219,7 @@ class ServedModel:
             ended = "length"
         else:  # the text may end within a character or a stop string
             text = text.rstrip("\ufffd")
+            # Text that was sent cannot be taken back, hence the floor.
             text = text[: max(choice.sent, len(text) - max(map(len, stops), default=1) + 1)]
         new = choice.ids[before:]
         scores: list[tuple[str, float]] = []
@@ -257,6 +265,7 @@ class ServedModel:
         prompts = await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._prompts, given)
         call = AnswerParts()
         self._queue.put(ServedRequest(call, _choices(call, given, prompts), given.n * len(prompts)))
+        # `work` may have emptied the queue just before this request entered it.
         if self._over.is_set():
             raise RefusedError(503, "the server is ending")
         answers = Answers(given, sum(len(ids) for ids, _ in prompts), given.n * len(prompts))
@@ -307,7 +316,8 @@ class ServedModel:
     def _limited(self, ids: tuple[int, ...], given: ChatFields | TextFields) -> tuple[tuple[int, ...], int]:
         if not ids:
             raise ValueError("the prompt has no tokens")
-        free, default = self._limits.tokens - len(ids), self._context.config.training.max_tokens
+        free = self._limits.tokens - len(ids)
+        default = self._context.config.training.max_tokens
         if free < (given.limit or 1):
             raise too_long(
                 f"the prompt has {len(ids)} tokens and the answer up to {given.limit or 1}; the context of the model "
@@ -333,4 +343,5 @@ def _stopped(chat: Chat, ids: Sequence[int], stops: Sequence[str]) -> int | None
         text = chat.decode(ids[:count])
         return any(stop in text for stop in stops)
 
+    # More tokens contain what fewer contained, so that bisection finds the first length with few decodings.
     return bisect_left(range(len(ids)), True, key=contained) if contained(len(ids)) else None

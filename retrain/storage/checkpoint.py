@@ -32,9 +32,11 @@ from retrain.types import State
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT, SHARDED = 1, 2
+FORMAT = 1
+SHARDED = 2
 """Format numbers of checkpoints without and with sharded tensors."""
-MANIFEST, STATE_FILE = "manifest.json", "state.json"
+MANIFEST = "manifest.json"
+STATE_FILE = "state.json"
 _STEP = re.compile(r"step-(\d{6,})(\.old)?")
 _RANK = re.compile(r"\.rank-\d{5}(?=\.safetensors$)")
 _TEMPORARY = ".tmp-"
@@ -117,13 +119,13 @@ def save(root: Path, step: int, state: State, keep: int, ranks: Ranks = ALONE) -
     return final
 
 
-def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, State] | None:
+def newest(root: Path, log: Callable[[str], None], holds_lock: bool) -> tuple[Path, State] | None:
     """Return the newest valid checkpoint with its state, or None if no checkpoint was ever saved.
 
     Args:
         root: the run's `checkpoints/`.
         log: called with the file and the reason of every rejected checkpoint.
-        own: this process holds the run's lock, and renames invalid checkpoints to `bad-step-...`. Other processes
+        holds_lock: this process holds the run's lock, and renames invalid checkpoints to `bad-step-...`. Others
             change nothing. If a checkpoint is deleted while they read it, a newer one exists, so they retry.
     Raises:
         StorageError: there are checkpoints, but all of them are invalid. The error lists every reason.
@@ -136,11 +138,13 @@ def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, Sta
         try:
             return path, load(path)
         except StorageError as error:
-            if not own and not path.exists():
+            if not holds_lock and not path.exists():
                 continue  # the owner has deleted it meanwhile, so a newer one exists
             reasons[path.name] = str(error).removeprefix(f"checkpoint {root}/")
             log(f"{error}; falling back to the previous one")
-            if own:  # another reader may lack the permission, or may have read a checkpoint that is being deleted
+            if (
+                holds_lock
+            ):  # another reader may lack the permission, or may have read a checkpoint that is being deleted
                 _quarantine(path)
     if not reasons:
         rejected = sorted(root.glob(f"{_QUARANTINE}step-*"))
@@ -212,8 +216,10 @@ def problem(path: Path) -> str | None:
         return "not a directory"
     try:
         manifest = _manifest(path)
+        # A later version may have changed what the entries mean.
         if manifest["format"] not in (FORMAT, SHARDED):
             return f"{MANIFEST}: format {manifest['format']!r} is not {FORMAT} or {SHARDED}"
+        # A folder that was renamed by hand would resume at a step that it does not hold.
         expected = _STEP.fullmatch(path.name.removeprefix(_QUARANTINE))
         if expected is not None and manifest["step"] != int(expected[1]):
             return f"{MANIFEST}: written for step {manifest['step']!r}"
@@ -338,16 +344,19 @@ class _Tensors:
             tensor: the tensor.
             where: dotted path in the state, from which the name is derived.
         """
-        stored, prefix = self.by_name, ""
+        stored = self.by_name
+        prefix = ""
         if self._may_be_sharded:
             from retrain.training.distributed.sharded_tensors import is_sharded, local
 
             if is_sharded(tensor):
                 stored, prefix, tensor = self.rows, _ROWS, local(tensor)
         identity = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        # All empty tensors may have the same address, and are not one tensor.
         if tensor.numel() and identity in self._names:
             return self._names[identity]
-        name, number = where, 2
+        name = where
+        number = 2
         # Two entries may have the same path, because keys can contain dots, and 1 and "1" are different keys.
         while name in stored:
             name, number = f"{where}~{number}", number + 1
@@ -357,7 +366,8 @@ class _Tensors:
         if storage.nbytes() != copied.nbytes or storage.data_ptr() in self._storages:
             copied = copied.clone()
         self._storages.add(copied.untyped_storage().data_ptr())
-        stored[name], self._names[identity] = copied, prefix + name
+        stored[name] = copied
+        self._names[identity] = prefix + name
         return prefix + name
 
 
@@ -368,6 +378,7 @@ def _encode(value: Any, where: str, tensors: _Tensors) -> Any:
     if isinstance(value, Mapping):
         items: list[tuple[Any, Any]] = list(value.items())
         encoded = [(key, _encode(item, f"{where}.{key}", tensors)) for key, item in items]
+        # JSON turns other keys into strings, and a key "$tensor" would be read as a tensor.
         if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
             return dict(encoded)
         return {"$dict": [[_encode(key, where, tensors), item] for key, item in encoded]}
@@ -392,5 +403,6 @@ def _decode(value: Any, tensors: Mapping[str, Tensor | CheckpointRows]) -> Any:
     if "$tuple" in value:
         return tuple(_decode(item, tensors) for item in value["$tuple"])
     if "$dict" in value:
+        # An optimizer's state has integers as keys, which must stay integers.
         return {_decode(key, tensors): _decode(item, tensors) for key, item in value["$dict"]}
     return {key: _decode(item, tensors) for key, item in value.items()}

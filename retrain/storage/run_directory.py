@@ -44,18 +44,8 @@ ExistingRun = Literal["new", "resume", "auto", "fresh"]
 deletes it."""
 
 CONFIG = "config.resolved.json"
-_FILES = (
-    "config.toml",
-    CONFIG,
-    "environment.json",
-    "metrics.jsonl",
-    "eval.jsonl",
-    "report.html",
-    "samples.html",
-    "rewards.log",
-    "environment.log",
-    "run_id",
-)
+_RECORDS = ("config.toml", CONFIG, "environment.json", "metrics.jsonl", "eval.jsonl", "run_id")
+_PAGES_AND_LOGS = ("report.html", "samples.html", "rewards.log", "environment.log")
 _FOLDERS = ("rollouts", "eval", "checkpoints", "best", "model", "tensorboard")
 _FACTS = ("findings", "looked_at")
 """Entries of status.json that a continued run starts with."""
@@ -107,9 +97,12 @@ class RunDirectory:
     def __init__(
         self, path: Path, mode: ExistingRun, settings: Checkpoint, observe: Observer, ranks: Ranks = ALONE
     ) -> None:
-        self.path, self.mode, self.ranks = path, mode, ranks
+        self.path = path
+        self.mode = mode
+        self.ranks = ranks
         self.checkpoints = path / "checkpoints"
-        self._settings, self._observe = settings, observe
+        self._settings = settings
+        self._observe = observe
         self._lock = Lock(path / "lock")
         self._earlier_status: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
@@ -160,7 +153,7 @@ class RunDirectory:
     def _prepare_existing(self) -> None:
         """Refuse or delete an existing run, depending on the mode."""
         if self.mode == "fresh":
-            for name in (*_FILES, *_FOLDERS):
+            for name in (*_RECORDS, *_PAGES_AND_LOGS, *_FOLDERS):
                 remove(self.path / name)
         plain_files(self.path, deep=False)  # through a link, files outside the directory would be written or deleted
         existing = self._holds_run()
@@ -264,10 +257,12 @@ class RunDirectory:
     def _restore(self, path: Path | None, accept: Callable[[State], None]) -> State | None:
         loaded = (path, checkpoint.load(path)) if path else None
         if loaded is None and self.resuming:
-            loaded = checkpoint.newest(self.checkpoints, self._warn, own=True)
+            loaded = checkpoint.newest(self.checkpoints, self._warn, holds_lock=True)
         self.restored = loaded[0] if loaded else None
-        done, state = (checkpoint.step_of(loaded[0]), loaded[1]) if loaded else (0, None)
+        done = checkpoint.step_of(loaded[0]) if loaded else 0
+        state = loaded[1] if loaded else None
         if state is not None:
+            # Before anything is deleted: a refused state leaves the run as it was.
             accept(state)
         elif (self.path / "metrics.jsonl").exists():
             self._warn("no checkpoint to resume from: starting from step 0")
@@ -280,6 +275,7 @@ class RunDirectory:
     def _rewind(self, done: int) -> None:
         """Delete the rows and files of steps >= `done` and of evaluations > `done`; everything if `done` is 0."""
         _keep_rows(self.path / "metrics.jsonl", range(done))
+        # The evaluation after `done` steps was made before the checkpoint of that step was saved.
         _keep_rows(self.path / "eval.jsonl", range(done + 1 if done else 0))
         for pattern, folder, steps in (
             (_ROLLOUT_FILE, "rollouts", range(done)),
@@ -315,6 +311,7 @@ class RunDirectory:
     @_on_rank0
     def is_best(self, key: str, done: int) -> bool:
         """Return whether metric `key` of the evaluation after `done` steps exceeds that of the best checkpoint."""
+        # From the file, so that a resumed run compares with the same values as an uninterrupted one.
         values = {row["step"]: row.get(key, -inf) for row in read_rows(self.path / "eval.jsonl")}
         kept = [values.get(checkpoint.step_of(path), -inf) for path in checkpoint.every(self.path / "best")]
         return values.get(done, -inf) > max(kept, default=-inf)
@@ -365,6 +362,7 @@ def _write_compressed(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row) + "\n" for row in rows)
+        # mtime=0: the time of writing would make equal rows unequal files.
         write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
     return path
 

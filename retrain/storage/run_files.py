@@ -20,14 +20,7 @@ from retrain.system.records import checked, damaged, parse_json
 
 Row = dict[str, Any]
 
-_ALWAYS_CHANGEABLE = (
-    "logging",
-    "checkpoint",
-    "distributed",
-    "rollout.in_flight",
-    "components.tracker",
-    "reward_pool.env",
-)
+_CHANGEABLE = ("logging", "checkpoint", "distributed", "rollout.in_flight", "components.tracker", "reward_pool.env")
 """Configuration keys that may change when a run is resumed: they affect the weights by timing alone, or not at all."""
 _ANY = object()
 _FORMER_KEYS: Mapping[str, Mapping[str, Any]] = {
@@ -100,6 +93,7 @@ def understood(path: Path) -> Generator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        # An exception's text may have many lines, and an error is one.
         text = " ".join(str(error).split())[:300]
         raise damaged(f"{path}: not as a run writes it", TypeError(f"{type(error).__name__}: {text}")) from error
 
@@ -128,6 +122,7 @@ def _lines(path: Path) -> list[bytes]:
         return []
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(str(path), error) from error
+    # What follows the last newline is the row that a kill interrupted.
     return data.split(b"\n")[:-1]
 
 
@@ -151,6 +146,7 @@ def parse_row(line: bytes, path: Path, number: int, schema: TypeAdapter[Any] | N
 
 def with_current_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored configuration without keys that this version does not have."""
+    # The caller compares it with the stored one, which must not change.
     current = copy.deepcopy(dict(config))
     sets = current.get("eval", {}).get("sets", ())
     named = (entry for entries in current.get("components", {}).values() for entry in entries)
@@ -171,7 +167,7 @@ def with_current_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Return the changes between two resolved configurations as lines `key: old -> new`.
 
-    The keys of `_ALWAYS_CHANGEABLE`, such as those of `[logging]`, may always change.
+    The keys of `_CHANGEABLE`, such as those of `[logging]`, may always change.
 
     Args:
         old: configuration of the run that is resumed.
@@ -181,10 +177,11 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequ
     Raises:
         ConfigError: other keys differ; the error lists each with both values.
     """
-    before, after = dict(flatten(old)), dict(flatten(new))
+    before = dict(flatten(old))
+    after = dict(flatten(new))
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     lines = {key: f"{json.dumps(before.get(key))} -> {json.dumps(after.get(key))}" for key in changed}
-    changeable = (*map(canonical, allowed), *_ALWAYS_CHANGEABLE)
+    changeable = (*map(canonical, allowed), *_CHANGEABLE)
     refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in changeable)]
     if refused:
         texts = {key: f"differs from the run to be resumed: {lines[key]}" for key in refused}

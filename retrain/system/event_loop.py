@@ -43,7 +43,8 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
-        self._lock, self._wake_calls = threading.Lock(), list[Callable[[], object]]()
+        self._lock = threading.Lock()
+        self._wake_calls: list[Callable[[], object]] = []
         self.is_set = False
 
     def set(self) -> None:
@@ -94,8 +95,12 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     coroutine has ended. So does the EngineError of the thread's stop flag. If the coroutine raises an exception group,
     its first exception is raised, because the exit code of the program depends on the class of the exception.
     """
-    loop, calls, ended = _current_loop(), _Calls(), threading.Event()
-    context, tasks = copy_context(), list[asyncio.Task[T]]()
+    loop = _current_loop()
+    calls = _Calls()
+    ended = threading.Event()
+    # A context of its own: `call_in_caller` finds the queue of this call, also from tasks that the coroutine starts.
+    context = copy_context()
+    tasks: list[asyncio.Task[T]] = []
     context.run(_caller_queue.set, calls)
 
     def end(_: object = None) -> None:
@@ -166,6 +171,7 @@ async def call_in_caller(function: Callable[[], T]) -> T:
     future: asyncio.Future[tuple[list[T], Exception | None]] = loop.create_future()
 
     def answer(results: list[T], error: Exception | None) -> None:
+        # The coroutine may have been cancelled while the function ran.
         if not future.done():
             future.set_result((results, error))
 
@@ -184,6 +190,7 @@ async def call_in_caller(function: Callable[[], T]) -> T:
 
 
 def _current_loop() -> asyncio.AbstractEventLoop:
+    # Two threads that start the loop at once would get two.
     with _starting:
         return _loop(os.getpid())
 

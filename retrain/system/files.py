@@ -46,6 +46,7 @@ def staged(path: Path, durable: bool = True) -> Generator[Path]:
         durable: flush the data to disk before the rename, and the rename itself. False is faster and suits data
             that can be created again after a power failure.
     """
+    # In the same folder, because a rename is atomic only within one file system.
     stage = path.with_name(f".tmp-{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     old = path.with_name(f"{path.name}.old")
     try:
@@ -109,6 +110,7 @@ def published(folder: Path) -> Generator[Path]:
         if others:
             complete = folder.with_name(f"{folder.name}.new")
             files = (path for path in complete.rglob("*") if path.is_file())
+            # SHA256SUMS last: until it is there, the old sums refuse the new files.
             for file in sorted(files, key=lambda path: path.name == SUMS):
                 target = folder / file.relative_to(complete)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -210,6 +212,7 @@ def open_plain(path: Path) -> BinaryIO:
         OSError: the file does not exist, cannot be read, or is a link, a pipe, a device or a directory.
     """
     try:
+        # O_NONBLOCK: opening a named pipe would wait for a writer that never comes.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -233,13 +236,15 @@ def read_plain(path: Path, max_size: int = _MAX_SIZE) -> bytes:
         EOFError, zlib.error: the compressed data is damaged.
     """
     with open_plain(path) as file:
-        size, compressed = os.fstat(file.fileno()).st_size, path.suffix == ".gz"
+        size = os.fstat(file.fileno()).st_size
+        compressed = path.suffix == ".gz"
         limit = min(max_size, max(_ALWAYS_UNPACKED, _MAX_RATIO * size)) if compressed else max_size
         source: Any = gzip.GzipFile(fileobj=file) if compressed else file
         too_large = OSError(errno.EFBIG, f"it holds more than {limit >> 20:,} MB", str(path))
         if size > limit:
             raise too_large
-        parts, length = list[bytes](), 0
+        parts: list[bytes] = []
+        length = 0
         while part := source.read(_CHUNK):
             parts.append(part)
             length += len(part)

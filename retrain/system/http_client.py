@@ -27,6 +27,7 @@ _CONNECT_S = 10.0
 """Timeout of a connection attempt, in seconds."""
 _MAX_BYTES = 1 << 28
 """Maximum size of an answer in bytes, enough for 4 million sampled tokens with their log-probs."""
+# identity: a compressed answer could unpack to more than `_MAX_BYTES`.
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
 _SHOWN = 500
 """Maximum number of characters of a failed request's answer that HttpError shows."""
@@ -64,7 +65,8 @@ class Calls:
     """
 
     def __init__(self, seconds: float, max_bytes: int = _MAX_BYTES, key: str = "") -> None:
-        self.seconds, self._max_bytes = seconds, max_bytes
+        self.seconds = seconds
+        self._max_bytes = max_bytes
         self._headers = {**_HEADERS, **({"Authorization": f"Bearer {key}"} if key else {})}
         self.aborted = threading.Event()
         self._pending: dict[Future[Any], str] = {}
@@ -88,6 +90,7 @@ class Calls:
 
         seconds = self.seconds if seconds is None else seconds
         try:
+            # Timeouts of httpx are those of single reads; a server that sends a byte now and then would never meet one.
             async with asyncio.timeout(seconds):
                 return await self._send(url, body, httpx2.Timeout(None, connect=_CONNECT_S))
         except httpx2.ConnectTimeout:
@@ -165,6 +168,7 @@ class Calls:
 def _failure(error: BaseException) -> OSError:
     """Convert httpx2's error to an OSError without secrets, with the operating system's errno if there is one."""
     shown, cause = masked(str(error) or type(error).__name__), error
+    # httpx wraps the system's error several times, and only that has the errno.
     while (deeper := cause.__cause__ or cause.__context__) is not None:
         cause = deeper
     if not isinstance(cause, OSError) or isinstance(cause, ssl.SSLError) or cause.errno is None:

@@ -46,7 +46,8 @@ class CallLost(Exception):  # noqa: N818 - not always an error
 
     def __init__(self, kind: str, detail: str, guilty: bool | None) -> None:
         super().__init__(detail)
-        self.kind, self.guilty = kind, guilty
+        self.kind = kind
+        self.guilty = guilty
 
 
 @dataclass(eq=False)
@@ -359,6 +360,7 @@ class WorkerPool:
         async def work(key: int) -> None:
             while queue:
                 worker = await self.worker(key)
+                # Fewer as the queue empties, so that no worker is left with many calls while others wait.
                 count = min(len(queue), max(1, min(_CHUNK, len(queue) // (2 * self.size))))
                 chunk = [queue.popleft() for _ in range(count)]
                 futures = [worker.call(bodies[index], partial(parse, index)) for index in chunk]
@@ -373,6 +375,7 @@ class WorkerPool:
                             again.append(index)
                         else:
                             results[index] = lost
+                # In front, so that a call that was lost does not wait for all others again.
                 queue.extendleft(reversed(again))
 
         async with asyncio.TaskGroup() as group:

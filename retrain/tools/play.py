@@ -28,6 +28,7 @@ def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterat
         ConfigError: the configuration has no environment.
     """
     config = loaded.config
+    # A single-turn task has nothing that could answer a reply.
     if not labels(config):
         problem = "this configuration has no environment to play"
         raise ConfigError.at(loaded.file, "[environment] name", problem, "set name")
@@ -47,13 +48,15 @@ def by_model(context: RunContext, number: int) -> Iterator[str]:
         ended.
     """
     problem: Problem = context.task.problem(number)
-    rendered, most = [(problem, context.chat.prompt_of(problem))], context.config.training.max_tokens
+    rendered = [(problem, context.chat.prompt_of(problem))]
+    most = context.config.training.max_tokens
     sampling = context.trained.loaded.sampling(derive_seed(context.config.training.seed, "play"))
     rollouts = roll(context, rendered, requests_for(rendered, 1, most), sampling)
     [scored] = score(context.chat, context.pool, rendered, rollouts, most)
     yield scored.prompt
     position = 0
     for turn in scored.turns:
+        # Tokens between two turns are the environment's.
         if observation := context.chat.decode(scored.completion_ids[position : turn.start]):
             yield observation
         yield f"> {context.chat.decode(scored.completion_ids[turn.start : turn.end])}"

@@ -19,8 +19,10 @@ from retrain.types import Problem, messages_of
 
 DataRow = dict[str, Any]
 
-_SIZES = 200, 50
-"""Default numbers of training and validation problems of a task that generates problems."""
+_TRAIN_SIZE = 200
+"""Default number of training problems of a task that generates problems."""
+_VAL_SIZE = 50
+"""Default number of its validation problems."""
 _HELD_SHARE = 0.1
 """Share of validation problems in a data set whose task holds out none."""
 
@@ -46,10 +48,13 @@ def select(
         everything, draws = distinct(task.train), len(task.train)
         train_size = train_size or draws
         val = distinct(task.held)[:val_size]
+        # By hash and not by position, because a file may be sorted, by difficulty for instance.
         val = val or sorted(everything, key=prompt_hash)[: val_size or ceil(_HELD_SHARE * len(everything))]
     else:
-        train_size, draws = train_size or _SIZES[0], 1000 + 20 * (train_size or _SIZES[0])
-        val = distinct(task.heldout(val_size or _SIZES[1]))
+        train_size = train_size or _TRAIN_SIZE
+        # A small task repeats itself, and held-out problems are skipped, so many more draws are allowed than needed.
+        draws = 1000 + 20 * train_size
+        val = distinct(task.heldout(val_size or _VAL_SIZE))
     taken = set(map(prompt_hash, val))
     free = (problem for problem in map(task.problem, range(draws)) if prompt_hash(problem) not in taken)
     train = distinct(free, train_size)
@@ -76,6 +81,7 @@ def divide(
     tests = {f"test_{name}": distinct(task.heldout(count)) for name, (task, count) in sets.items()}
     if empty := [name for name, problems in tests.items() if not problems]:
         raise DataError(f"{', '.join(empty)}: the task has no held-out problems; set heldout_fraction or heldout_path")
+    # By prompt, not by id: one problem may have two ids in two sets.
     held = {prompt_hash(problem) for problems in tests.values() for problem in problems}
     sides = (("train", train), ("val", val))
     kept = {name: [problem for problem in side if prompt_hash(problem) not in held] for name, side in sides}
@@ -132,6 +138,7 @@ def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> 
         }
         if problem.solution is not None:
             row["solution"] = problem.solution
+        # A field of the problem must not replace one that a trainer reads.
         made.append(row | {name: value for name, value in problem.extra.items() if name not in row})
     return made
 
@@ -155,6 +162,7 @@ def as_parquet(made: Sequence[DataRow]) -> bytes:
             columns[name] = arrow.array([row.get(name) for row in made])
         except (arrow.ArrowException, TypeError) as error:
             raise DataError(f'field "{name}" does not fit into one column of a parquet file: {error}') from error
+    # Into memory first: `publish` writes files atomically, and pyarrow would not.
     sink = arrow.BufferOutputStream()
     try:
         parquet.write_table(arrow.table(columns), sink)
@@ -177,6 +185,7 @@ def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> No
     places = {folder / name: data for name, data in files.items()}
     try:
         for path, data in places.items():
+            # Every file is checked before the first is written, so that a refusal changes nothing.
             if path.is_dir():
                 raise StorageError(f"{path} is a directory, and a file needs this name; choose another --out")
             if path.exists() and not force and path.read_bytes() != data:

@@ -42,7 +42,7 @@ class Result:
     """The rollouts of one problem.
 
     Attributes:
-        place: `file:line` of the row.
+        line: `file:line` of the row.
         key: question_id, index or id of the row; "" if it has none.
         predictions: final answers or whole completions.
         lengths: number of tokens of each prediction.
@@ -52,7 +52,7 @@ class Result:
         failed: number of predictions whose comparison timed out or raised an error; they count as wrong.
     """
 
-    place: str
+    line: str
     key: str
     predictions: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -110,7 +110,7 @@ def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "re
     """
     results = read_records(path, _parse)
     need = max(ks, default=1)
-    counts = [(r.place, len(r.predictions)) for r in results]
+    counts = [(r.line, len(r.predictions)) for r in results]
     if bad := [f"{line}: pass@{need} needs {need} predictions, there are {n}" for line, n in counts if n < need]:
         raise refusal(bad, path, "; ask for a smaller k")
     return _judge(results, equivalence)
@@ -119,6 +119,7 @@ def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "re
 def summarize(results: Sequence[Result], ks: Sequence[int] = ()) -> dict[str, Any]:
     """Return the metrics over all problems, each as {value, low, high} with its 95% interval, and the counts."""
     shares = {name: mean_interval([r.score(name) for r in results]) for name in _shares(ks)}
+    # Problems may have different numbers of predictions, so the mean length is a ratio of two sums.
     tokens = ratio_interval([float(sum(r.lengths)) for r in results], [len(r.lengths) for r in results])
     return {
         "problems": len(results),
@@ -153,6 +154,7 @@ def compare(results: Sequence[Result], base: Sequence[Result], ks: Sequence[int]
 
 
 def _parse(line: str, row: Any) -> Result:
+    # Parquet gives every row all fields, with null for those that it lacks.
     given = {key: value for key, value in row.items() if value is not None} if isinstance(row, dict) else row
     columns = checked(_ROW, given)
     predictions, lengths = columns["predictions"], columns["lengths"]
@@ -162,6 +164,7 @@ def _parse(line: str, row: Any) -> Result:
     for each, values in (("lengths", lengths), ("correct", correct or predictions)):
         if len(values) != len(predictions):
             raise BadRow(f"{len(values)} {each} for {len(predictions)} predictions; give one each")
+    # A row with both is a stored evaluation, whose reference answer is ground_truth.
     name = "ground_truth" if "ground_truth" in columns else "answer"
     if name not in columns:
         raise BadRow(f'no field "ground_truth" or "answer"; it has {", ".join(row)}')
@@ -178,6 +181,7 @@ def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
     ]
     verdicts: dict[tuple[int, int], bool | None] = {}
     if equivalence == "symbolic":
+        # Equal normal forms need no second opinion, which would cost a call of a worker.
         open_ = [(i, j) for i, right in enumerate(simple) for j, equal in enumerate(right) if not equal]
         pairs = [(results[i].predictions[j], results[i].answer) for i, j in open_]
         verdicts = dict(zip(open_, _symbolic(pairs), strict=True))
@@ -197,6 +201,7 @@ def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
     # Only the text after the last #### is compared, as in the simple normal form.
     finals = [[text.rpartition("####")[2] for text in pair] for pair in pairs]
     items = [{"completion": completion, "answer": answer} for completion, answer in finals]
+    # A comparison that fails is counted as wrong and reported, so all of them may fail.
     with RewardPool([(reward, 1.0)], max_failed=1.0) as pool:
         return [score.correct for score in pool.score(items)]
 
@@ -222,15 +227,17 @@ def _pairs(results: Sequence[Result], base: Sequence[Result]) -> list[tuple[Resu
     Raises:
         DataError: there are no pairs, or the answers of a pair differ.
     """
+    # One row without an id could be any problem, so that ids decide only if all rows have them.
     named = all(r.key for r in (*results, *base))
     ours, theirs = _keyed(results, named), _keyed(base, named)
     pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
     if not pairs:
-        raise DataError(f"{results[0].place} and {base[0].place}: no problem in common; compare by {', '.join(_IDS)}")
+        raise DataError(f"{results[0].line} and {base[0].line}: no problem in common; compare by {', '.join(_IDS)}")
     for pair, other in pairs:
+        # Ids such as 0, 1, 2 of two data sets would pair different problems in silence.
         if not simple_equal(pair.answer, other.answer):
             raise DataError(
-                f"{pair.place}: the answer is {pair.answer!r}, and {other.answer!r} in {other.place}; "
+                f"{pair.line}: the answer is {pair.answer!r}, and {other.answer!r} in {other.line}; "
                 "these are different problems: give the rows different ids"
             )
     return pairs
@@ -241,5 +248,5 @@ def _keyed(results: Sequence[Result], named: bool) -> dict[str, Result]:
     for number, result in enumerate(results):
         key = result.key if named else f"row {number}"
         if keyed.setdefault(key, result) is not result:
-            raise DataError(f"{result.place}: id {key!r} is taken by {keyed[key].place}; give every problem its own")
+            raise DataError(f"{result.line}: id {key!r} is taken by {keyed[key].line}; give every problem its own")
     return keyed

@@ -57,10 +57,13 @@ def export_solutions(
     """
     task = loaded.task(seed)
     solved: list[Problem] = []
-    seen, problems = 0, _distinct(task, count)
+    seen = 0
+    problems = _distinct(task, count)
     while len(solved) < count and (chunk := list(islice(problems, _CHUNK))):
+        # In chunks, so that the workers of the rewards start once for many solutions.
         kept = _correct(loaded, chunk) if correct_only else chunk
         missing = count - len(solved)
+        # Solutions behind the last one that is written were not needed, and are not counted.
         seen += len(chunk) if len(kept) <= missing else chunk.index(kept[missing - 1]) + 1
         solved += kept[:missing]
     if not solved:

@@ -31,7 +31,9 @@ class _Service(Tracker):
     """Base class of trackers whose library opens a run, with the resolved configuration, and logs rows to it."""
 
     def __init__(self, run_dir: Path, **options: Any) -> None:
-        self._run_dir, self._options, self._run = run_dir, options, None
+        self._run_dir = run_dir
+        self._options = options
+        self._run = None
 
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Send the completions of a step as a table."""

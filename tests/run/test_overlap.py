@@ -77,7 +77,7 @@ def test_a_resumed_run_trains_on_the_batches_that_waited(train, stopped, slowly,
     assert [row["rollout/staleness"] for row in metrics] == staleness
     assert all(row["parity/logp_diff_mean"] < 1e-4 for row in metrics)
     stopped(*older, name="parts")
-    newest, _ = checkpoint.newest(tmp_path / "runs" / "parts" / "checkpoints", print, own=True)  # pyright: ignore
+    newest, _ = checkpoint.newest(tmp_path / "runs" / "parts" / "checkpoints", print, holds_lock=True)  # pyright: ignore
     done = checkpoint.step_of(newest)
     assert done < 4
     assert [one["step"] for one in checkpoint.load(newest)["ahead"]] == [*range(done, min(4, done + depth))]

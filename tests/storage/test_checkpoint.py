@@ -119,7 +119,7 @@ def test_retention_and_replacement(tmp_path):
 
 def test_a_kill_while_replacing_leaves_the_replaced_one(tmp_path):
     save(tmp_path, 3, some_state(3), keep=1).rename(tmp_path / "step-000003.old")
-    assert newest(tmp_path, quiet, own=True)[0] == tmp_path / "step-000003.old"
+    assert newest(tmp_path, quiet, holds_lock=True)[0] == tmp_path / "step-000003.old"
     assert same(load(tmp_path / "step-000003.old"), some_state(3))
     assert step_of(tmp_path / "step-000003.old") == 3
     save(tmp_path, 3, some_state(3), keep=1)
@@ -127,8 +127,8 @@ def test_a_kill_while_replacing_leaves_the_replaced_one(tmp_path):
 
 
 def test_none_where_there_never_was_one(tmp_path):
-    assert newest(tmp_path / "absent", quiet, own=True) is None
-    assert newest(tmp_path, quiet, own=True) is None
+    assert newest(tmp_path / "absent", quiet, holds_lock=True) is None
+    assert newest(tmp_path, quiet, holds_lock=True) is None
 
 
 def flip(file):
@@ -156,7 +156,7 @@ def test_damage_is_rejected_by_name_and_the_previous_one_is_used(tmp_path, name,
     with pytest.raises(StorageError, match=name):
         load(last)
     lines = []
-    assert newest(tmp_path, lines.append, own=True)[0] == tmp_path / "step-000001"
+    assert newest(tmp_path, lines.append, holds_lock=True)[0] == tmp_path / "step-000001"
     assert len(lines) == 1
     assert name in lines[0]
     assert "step-000002" in lines[0]
@@ -183,11 +183,11 @@ def test_all_bad_never_starts_from_zero(tmp_path):
     for step in (1, 2):
         flip(save(tmp_path, step, some_state(step), keep=2) / "state.json")
     with pytest.raises(StorageError, match=r"step-000001: state\.json") as first:
-        newest(tmp_path, quiet, own=True)
+        newest(tmp_path, quiet, holds_lock=True)
     assert first.value.exit_code == 6
     assert "step-000002: state.json" in str(first.value)
     with pytest.raises(StorageError, match=r"bad-step-000001: state\.json"):  # nor on the second try
-        newest(tmp_path, quiet, own=True)
+        newest(tmp_path, quiet, holds_lock=True)
 
 
 def hostile(path, name):
@@ -287,7 +287,7 @@ for state in ({"policy": {"w": torch.ones(100_000)}}, {"loop": {"text": "x" * 10
         raise SystemExit("the save went through")
     assert [path.name for path in root.iterdir()] == ["step-000001"], list(root.iterdir())
 free()
-assert torch.equal(newest(root, print, own=True)[1]["policy"]["w"], torch.ones(10))
+assert torch.equal(newest(root, print, holds_lock=True)[1]["policy"]["w"], torch.ones(10))
 save(root, 2, {"loop": {}}, keep=2)
 """
 
@@ -325,7 +325,7 @@ sys.addaudithook(count)  # the files that are opened, renamed, listed, removed
 save(root, 3, state(3), keep=2)
 points, staged = done, 0
 for point in range(1, points + 3):
-    start = step_of(newest(root, print, own=True)[0])
+    start = step_of(newest(root, print, holds_lock=True)[0])
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -338,7 +338,7 @@ for point in range(1, points + 3):
     acknowledged = os.read(reader, 1 << 16)[-4:]
     os.close(reader)
     staged += any(root.glob(".tmp-*"))
-    path, _ = newest(root, lambda line: sys.exit("rejected: " + line), own=True)
+    path, _ = newest(root, lambda line: sys.exit("rejected: " + line), holds_lock=True)
     step = step_of(path)
     assert step >= (int.from_bytes(acknowledged, "big") if acknowledged else start)
     back = load(path)
@@ -368,7 +368,7 @@ def test_readers_beside_a_writer_read_whole_checkpoints_and_change_nothing(tmp_p
     writer = forked(write_many, tmp_path, keep)
     reads = 0
     while writer.exitcode is None:
-        found = newest(tmp_path, pytest.fail, own=False)
+        found = newest(tmp_path, pytest.fail, holds_lock=False)
         assert found is not None
         path, state = found
         assert torch.all(state["policy"]["w"] == float(step_of(path)))

@@ -23,8 +23,8 @@ _WIDEST = 4.0
 def cells(verdict: Verdict) -> list[str]:
     """Format the figures of a method with their intervals, in the order of HEADINGS."""
     return [
-        _with_interval(one, form)
-        for one, form in zip(verdict.figures.values(), (".2f", ".2f", ".3f", ".3f", ".3f"), strict=True)
+        _with_interval(figure, form)
+        for figure, form in zip(verdict.figures.values(), (".2f", ".2f", ".3f", ".3f", ".3f"), strict=True)
     ]
 
 
@@ -61,41 +61,45 @@ def page(audits: Sequence[Audit]) -> str:
     Args:
         audits: audits of checkpoints of one run, at least one.
     """
-    names = list(dict.fromkeys(name for one in audits for name in one.methods))
-    path = [[name, *(_with_interval(one.methods[name].effective_batch, ".2f") for one in audits)] for name in names]
+    names = list(dict.fromkeys(name for audit in audits for name in audit.methods))
+    path = [[name, *(_with_interval(audit.methods[name].effective_batch, ".2f") for audit in audits)] for name in names]
     return fill(
         Path(__file__).with_name("audit.html"),
         title=f"Credit audit of {audits[-1].run}",
-        path=Table(["", *(f"step {one.step}" for one in audits)], path) if len(audits) > 1 else None,
-        audits=[_section(one) for one in audits],
+        path=Table(["", *(f"step {audit.step}" for audit in audits)], path) if len(audits) > 1 else None,
+        audits=[_section(audit) for audit in audits],
         costliest=COSTLIEST,
     )
 
 
 def exported(audits: Sequence[Audit]) -> dict[str, Drawing]:
     """Return a drawing per checkpoint by its name: the methods' effective batches with their intervals."""
-    found: dict[str, Drawing] = {}
-    for one in audits:
-        rows = [(name, drawing, texts[0]) for name, drawing, texts in _section(one)["figures"]]
-        found[f"effective batch step {one.step}"] = Drawing(stacked(rows, "", ("", "effective batch")))
-    return found
+    drawings: dict[str, Drawing] = {}
+    for audit in audits:
+        rows = [(name, drawing, texts[0]) for name, drawing, texts in _section(audit)["figures"]]
+        drawings[f"effective batch step {audit.step}"] = Drawing(stacked(rows, "", ("", "effective batch")))
+    return drawings
 
 
 def _section(audit: Audit) -> dict[str, Any]:
     methods = dict(sorted(audit.methods.items(), key=lambda item: -(item[1].effective_batch.value or 0.0)))
-    most = max([one.effective_batch.high or 0.0 for one in methods.values()] + [1.0])
+    # The baseline's value 1 is always on the axis.
+    most = max([verdict.effective_batch.high or 0.0 for verdict in methods.values()] + [1.0])
     kinds = [kind for kind, size in audit.where.items() if math.isfinite(size)]
-    sizes = {"true advantage": audit.where, **{name: one.where for name, one in methods.items() if name != ORACLE}}
+    # The oracle's credit is the true advantage, so it would be the first row again.
+    sizes = {"true advantage": audit.where}
+    sizes |= {name: verdict.where for name, verdict in methods.items() if name != ORACLE}
     return {
         "audit": audit,
         "placebos": placebo_lines(audit),
         "figures": [
-            (name, _whisker(one.effective_batch, min(most, _WIDEST)), cells(one)) for name, one in methods.items()
+            (name, _whisker(verdict.effective_batch, min(most, _WIDEST)), cells(verdict))
+            for name, verdict in methods.items()
         ],
         "where": Table(
             ["", *kinds], [[name, *(f"{size[kind]:.2f}" for kind in kinds)] for name, size in sizes.items()]
         ),
-        "shown": [_strips(one, list(methods)) for one in audit.shown],
+        "shown": [_strips(completion, list(methods)) for completion in audit.shown],
     }
 
 
@@ -105,7 +109,7 @@ def _whisker(figure: Figure, most: float) -> str:
     def across(value: float | None) -> float:
         return 12 + 316 * min(value or 0.0, most) / most
 
-    low, middle, high = (across(figure.low), 13.0), (across(figure.value), 13.0), (across(figure.high), 13.0)
+    low, middle, high = ((across(end), 13.0) for end in (figure.low, figure.value, figure.high))
     # The interval must exclude 1 when it is rounded to two digits.
     better, worse = (figure.low or 0.0) > 1.005, figure.high is not None and figure.high < 0.995
     kind = "better" if better else "worse" if worse else "unclear"
@@ -120,6 +124,7 @@ def _strips(shown: ShownCompletion, names: Sequence[str]) -> dict[str, Any]:
     rows: list[tuple[str, float, str, Sequence[float]]] = []
     for name, values in lines.items():
         sizes = sorted(abs(value) for value in values if value) or [1.0]
+        # One outlier would otherwise fade the colors of all other tokens.
         scale = sizes[int(_STRONGEST * (len(sizes) - 1))]
         rows.append((name, scale, number(round(scale, 3)), values))
     verdict = "right" if shown.rollout.correct else "wrong"

@@ -59,7 +59,7 @@ class Figure(NamedTuple):
         value, low, high = numbers.tolist()
         if not all(map(math.isfinite, (value, low, high))):
             return cls(None, None, None)
-        return cls(*(min(max(one, least), most) for one in (value, low, high)))
+        return cls(*(min(max(number, least), most) for number in (value, low, high)))
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,10 @@ class Audit:
         """Return the output of `retrain audit --json` as JSON values."""
         methods = {
             name: {
-                **{figure: found._asdict() for figure, found in one.figures.items()},
-                "of_placebo": one.placebo_ratio._asdict() if one.placebo_ratio else None,
+                **{figure: estimate._asdict() for figure, estimate in verdict.figures.items()},
+                "of_placebo": verdict.placebo_ratio._asdict() if verdict.placebo_ratio else None,
             }
-            for name, one in self.methods.items()
+            for name, verdict in self.methods.items()
         }
         return {"run": self.run, "step": self.step, "reliability": self.reliability, "methods": methods}
 
@@ -192,20 +192,24 @@ def audit(
         DataError: no completion of a batch could be scored.
         UserCodeError: a replayed episode of an environment differs from the recorded one.
     """
+    # Episodes must be replayed up to a prefix; without an environment a prefix is only its tokens.
     if context.env_pool is not None:
         resources = {**context.trained.resources, "continue_from": ContinuedEpisodes(context)}
         context = replace(context, trained=replace(context.trained, resources=resources))
     trained = context.trained
+    # The baseline is always computed, because effective batches are relative to it.
     wanted = dict.fromkeys([BASELINE, *(names or (*DEFAULT_METHODS, own_method(trained.plan)))])
     methods = {name: Method(context, name) for name in wanted if name != ORACLE}
-    sampler, reduction = BatchSampler(context, continuations), policy_reduction(trained.objective)
-    found, began = list[MeasuredBatch](), time.monotonic()
+    sampler = BatchSampler(context, continuations)
+    reduction = policy_reduction(trained.objective)
+    measured: list[MeasuredBatch] = []
+    began = time.monotonic()
     for index in range(batches):
-        found.append(sampler.batch(index))
+        measured.append(sampler.batch(index))
         progress(_progress_line(f"sampled continuations of batch {index + 1}/{batches}", began, index + 1, batches))
-    reliability, verdicts = judge(found, methods, trained.policy.gradient, reduction, progress)
-    where = _where([one.first for one in found], [one.second for one in found], found)
-    shown = sampler.shown(found[0], methods)
+    reliability, verdicts = judge(measured, methods, trained.policy.gradient, reduction, progress)
+    where = _where([batch.first for batch in measured], [batch.second for batch in measured], measured)
+    shown = sampler.shown(measured[0], methods)
     return Audit(str(run), trained.steps, reliability, verdicts, where, shown, sampler.tokens, batches, continuations)
 
 
@@ -217,7 +221,7 @@ def _progress_line(text: str, began: float, done: int, total: int) -> str:
 
 def policy_reduction(objective: Objective) -> Callable[[Batch], Tensor]:
     """Return the function that computes the weights [N, T] of a batch's tokens in the run's policy loss."""
-    terms = [one.name for one in objective.terms if source_of(one) == "policy"]
+    terms = [term.name for term in objective.terms if source_of(term) == "policy"]
     if not terms:
         problem = "this run has no credit: none of its loss terms trains on the policy's samples"
         raise ComponentError(problem, "add a policy loss to [algorithm]")
@@ -233,13 +237,16 @@ class BatchSampler:
     """
 
     def __init__(self, context: RunContext, continuations: int) -> None:
-        self._context, self._count = context, continuations
+        self._context = context
+        self._count = continuations
         self._continue: Continue = context.trained.resources["continue_from"]
         self._text = TokenText(context.trained.loaded.tokenizer)
         planning = context.trained.plan.signal("planning_mask")
         assert planning is not None, "planning_mask is a component of this package"
         self._planning = planning.build(context.trained.resources)
-        self._cursor, self.tokens = context.trained.steps * context.prompts, 0
+        # The audited problems are those that training would have come to next.
+        self._cursor = context.trained.steps * context.prompts
+        self.tokens = 0
         self.rollouts: list[Rollout] = []
 
     def batch(self, index: int) -> MeasuredBatch:
@@ -273,9 +280,9 @@ class BatchSampler:
             the values [N, T] from all of them.
         """
         mask = batch.response_mask
-        found, numbers = prefixes(batch.input_ids, mask, batch.group_ids, mask)
+        unique_prefixes, numbers = prefixes(batch.input_ids, mask, batch.group_ids, mask)
         seed = derive_seed(seed, "continuations")
-        rewards, tokens = self._continue(batch.problems, found, count, seed)
+        rewards, tokens = self._continue(batch.problems, unique_prefixes, count, seed)
         self.tokens += tokens
         halves = rewards[:, : count // 2], rewards[:, count // 2 :]
         first, second = (credit(values_at(mask, part, numbers), mask, batch.rewards, mask) for part in halves)
@@ -287,11 +294,13 @@ class BatchSampler:
         The kinds are planning and execution tokens, the answer (the last word), spans that the task names, and
         quarters of the policy's entropy.
         """
-        mask, planning = batch.response_mask, batch.column("planning_mask").bool()
-        found = {"planning": planning & mask, "execution": mask & ~planning, "answer": torch.zeros_like(mask)}
-        for row, (ids, own, group) in enumerate(zip(batch.input_ids, mask, batch.group_ids.tolist(), strict=True)):
-            texts = self._text.pieces(ids[own].tolist())
-            text, ends = "".join(texts), [*accumulate(map(len, texts))]
+        mask = batch.response_mask
+        planning = batch.column("planning_mask").bool()
+        masks = {"planning": planning & mask, "execution": mask & ~planning, "answer": torch.zeros_like(mask)}
+        for row, (ids, response, group) in enumerate(zip(batch.input_ids, mask, batch.group_ids.tolist(), strict=True)):
+            texts = self._text.pieces(ids[response].tolist())
+            text = "".join(texts)
+            ends = [*accumulate(map(len, texts))]
             last = len(text.rstrip()) - len((text.split() or [""])[-1])
             of_task = self._context.task.spans(batch.problems[group][0], text)
             for name, spans in {
@@ -299,30 +308,35 @@ class BatchSampler:
                 **{f"task: {name}": of_task[name] for name in of_task},
             }.items():
                 inside = [
-                    any(a < end and end - len(t) < b for a, b in spans) for t, end in zip(texts, ends, strict=True)
+                    # A token belongs to a span if they share a character: spans end within tokens.
+                    any(a < end and end - len(t) < b for a, b in spans)
+                    for t, end in zip(texts, ends, strict=True)
                 ]
-                found.setdefault(name, torch.zeros_like(mask))[row, own] = mask.new_tensor(inside)
+                masks.setdefault(name, torch.zeros_like(mask))[row, response] = mask.new_tensor(inside)
         entropy = batch.column("entropy")
+        # Quartiles of this batch; an open lower end keeps the smallest entropy.
         edges = [-math.inf, *(float(entropy[mask].quantile(share)) for share in (0.25, 0.5, 0.75)), math.inf]
         for quarter, (low, high) in enumerate(pairwise(edges), 1):
-            found[f"entropy, quarter {quarter}"] = mask & (entropy > low) & (entropy <= high)
-        return found
+            masks[f"entropy, quarter {quarter}"] = mask & (entropy > low) & (entropy <= high)
+        return masks
 
-    def shown(self, one: MeasuredBatch, methods: Mapping[str, CreditFn]) -> list[ShownCompletion]:
+    def shown(self, measured: MeasuredBatch, methods: Mapping[str, CreditFn]) -> list[ShownCompletion]:
         """Return the best and the worst completions of a prompt, with true advantages from more continuations."""
-        places = best_and_worst([rollout.row() for rollout in self.rollouts])
-        rows, seed = one.batch.rows(torch.tensor(places)), derive_seed(self._context.config.training.seed, "shown")
+        indices = best_and_worst([rollout.row() for rollout in self.rollouts])
+        rows = measured.batch.rows(torch.tensor(indices))
+        seed = derive_seed(self._context.config.training.seed, "shown")
+        # A reader looks at single tokens, where the noise of a few continuations would dominate.
         first, second, _ = self._true_advantages(rows, self._count * _SHOWN_FACTOR, seed)
-        given = {name: method(one.batch, 0)[places] for name, method in methods.items()}
-        found: list[ShownCompletion] = []
-        for row, place in enumerate(places):
-            rollout = self.rollouts[place]
+        given = {name: method(measured.batch, 0)[indices] for name, method in methods.items()}
+        shown: list[ShownCompletion] = []
+        for row, index in enumerate(indices):
+            rollout = self.rollouts[index]
             span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
             tokens = self._context.chat.pieces(rollout.completion_ids)
             advantages = ((first + second) / 2)[row, span].tolist()
-            credits_ = {name: all_[row, span].tolist() for name, all_ in given.items()}
-            found.append(ShownCompletion(rollout, tokens, advantages, credits_))
-        return found
+            credits_ = {name: every_row[row, span].tolist() for name, every_row in given.items()}
+            shown.append(ShownCompletion(rollout, tokens, advantages, credits_))
+        return shown
 
 
 def judge(
@@ -346,34 +360,42 @@ def judge(
     Returns:
         The reliability in [0, 1], and the verdicts by name.
     """
+    # The jackknife has one value for each batch, so B - 1 degrees of freedom.
     quantile = float(stdtrit(len(batches) - 1, 1 - LEVEL / 2))
-    weights = [reduction(one.batch) for one in batches]
-    began, passes = time.monotonic(), 3 + len(methods)  # two halves, the true gradient, and the methods
+    weights = [reduction(measured.batch) for measured in batches]
+    began = time.monotonic()
+    passes = 3 + len(methods)  # two halves, the true gradient, and the methods
 
     def gradients(credits_: Sequence[Tensor]) -> Tensor:
         pairs = zip(batches, weights, credits_, strict=True)
-        return torch.stack([gradient(one.batch, weight * given) for one, weight, given in pairs])
+        return torch.stack([gradient(measured.batch, weight * given) for measured, weight, given in pairs])
 
-    first, second = [one.first for one in batches], [one.second for one in batches]
+    first = [measured.first for measured in batches]
+    second = [measured.second for measured in batches]
     halves = gradients(first), gradients(second)
     moved = gradients(_shuffled(first, batches, ORACLE)), gradients(_shuffled(second, batches, ORACLE))
     # The true gradient gives every completion the same weight, unlike some reductions.
-    true = torch.stack([gradient(one.batch, one.true_advantages / len(one.batch.rewards)) for one in batches])
+    exact = [measured.true_advantages / len(measured.batch.rewards) for measured in batches]
+    true = torch.stack([gradient(measured.batch, weight) for measured, weight in zip(batches, exact, strict=True)])
+    # Its squared length comes from the two halves, because that of their mean would contain their noise.
     quality = {ORACLE: G.quality((halves[0] + halves[1]) / 2, true, (halves[0] * halves[1]).sum(-1))}
     placebos = {ORACLE: G.quality((moved[0] + moved[1]) / 2, true, (moved[0] * moved[1]).sum(-1))}
     others = {ORACLE: (Figure(1.0, 1.0, 1.0), _where(first, second, batches))}
+    # Each holds a gradient of the whole model for every batch.
     del halves, moved
     progress(_progress_line("computed the true gradients", began, 3, passes))
     for number, (name, method) in enumerate(methods.items(), 4):
-        given = [method(one.batch, index) for index, one in enumerate(batches)]
-        x = gradients(given)
-        quality[name] = G.quality(x, true, x.square().sum(-1))
+        given = [method(measured.batch, index) for index, measured in enumerate(batches)]
+        gradients_of_method = gradients(given)
+        quality[name] = G.quality(gradients_of_method, true, gradients_of_method.square().sum(-1))
+        # Shuffling credit that is the same at all tokens of a row changes nothing.
         if _distributes(given, batches):
-            x = gradients(_shuffled(given, batches, name))
-            placebos[name] = G.quality(x, true, x.square().sum(-1))
+            gradients_of_method = gradients(_shuffled(given, batches, name))
+            placebos[name] = G.quality(gradients_of_method, true, gradients_of_method.square().sum(-1))
         others[name] = _correlation(batches, given, quantile), _where(given, given, batches)
         progress(_progress_line(f"computed the gradients of {name}", began, number, passes))
-    base, best = quality[BASELINE].effective_snr, quality[ORACLE].effective_snr
+    base = quality[BASELINE].effective_snr
+    best = quality[ORACLE].effective_snr
 
     def ratio(name: str, to: Tensor) -> Figure:
         return Figure.of(G.log_interval(quality[name].effective_snr / to, quantile), least=0.0)
@@ -414,10 +436,12 @@ def _distributes(given: Sequence[Tensor], batches: Sequence[MeasuredBatch]) -> b
 def _covariance(batches: Sequence[MeasuredBatch], given: Sequence[Tensor]) -> Tensor:
     """Covariances [1 + B, 3, 3] of credit, first and second estimate over tokens; see `gradient_quality`."""
     columns = [
-        torch.stack([values[one.batch.response_mask] for values in (x, one.first, one.second)], 1)
-        for one, x in zip(batches, given, strict=True)
+        torch.stack(
+            [values[measured.batch.response_mask] for values in (token_credit, measured.first, measured.second)], 1
+        )
+        for measured, token_credit in zip(batches, given, strict=True)
     ]
-    return G.covariance(torch.stack([G.moments(table) for table in columns]))
+    return G.covariance(torch.stack([G.moments(of_batch) for of_batch in columns]))
 
 
 def _reliability(batches: Sequence[MeasuredBatch]) -> float:
@@ -425,8 +449,9 @@ def _reliability(batches: Sequence[MeasuredBatch]) -> float:
 
     References: Spearman (1910) and Brown (1910), the Spearman-Brown formula.
     """
-    found = _covariance(batches, [one.first for one in batches])[0]
-    half = max(0.0, float(found[1, 2] / (found[1, 1] * found[2, 2]).sqrt().clamp(min=1e-30)))
+    covariance = _covariance(batches, [measured.first for measured in batches])[0]
+    # Noise can make the correlation negative, which would be a reliability below 0.
+    half = max(0.0, float(covariance[1, 2] / (covariance[1, 1] * covariance[2, 2]).sqrt().clamp(min=1e-30)))
     return 2 * half / (1 + half)
 
 
@@ -435,11 +460,11 @@ def _correlation(batches: Sequence[MeasuredBatch], given: Sequence[Tensor], quan
 
     The covariance of the two estimates replaces the variance of their mean, because their noise is independent.
     """
-    found = _covariance(batches, given)
-    if float(G.interval(found[:, 1, 2], quantile)[1]) <= 0:  # the estimates may consist of noise alone
+    covariances = _covariance(batches, given)
+    if float(G.interval(covariances[:, 1, 2], quantile)[1]) <= 0:  # the estimates may consist of noise alone
         return Figure(None, None, None)
-    along = (found[:, 0, 1] + found[:, 0, 2]) / 2
-    return Figure.of(G.interval(along / (found[:, 0, 0] * found[:, 1, 2]).sqrt(), quantile), -1.0, 1.0)
+    along = (covariances[:, 0, 1] + covariances[:, 0, 2]) / 2
+    return Figure.of(G.interval(along / (covariances[:, 0, 0] * covariances[:, 1, 2]).sqrt(), quantile), -1.0, 1.0)
 
 
 def _where(first: Sequence[Tensor], second: Sequence[Tensor], batches: Sequence[MeasuredBatch]) -> dict[str, float]:
@@ -457,15 +482,19 @@ def _where(first: Sequence[Tensor], second: Sequence[Tensor], batches: Sequence[
         products = torch.cat([(a * b)[mask] for a, b, mask in zip(first, second, masks, strict=True)])
         return math.sqrt(max(0.0, float(products.double().mean()))) if len(products) else math.nan
 
-    whole = size([one.batch.response_mask for one in batches]) or math.nan
-    names = dict.fromkeys(name for one in batches for name in one.classes)
-    masks = {name: [one.classes.get(name, ~one.batch.response_mask & False) for one in batches] for name in names}
-    found = {name: size(several) / whole for name, several in masks.items()}
+    whole = size([measured.batch.response_mask for measured in batches]) or math.nan
+    names = dict.fromkeys(name for measured in batches for name in measured.classes)
+    # A task may name spans in some batches only; in the others the class has no token.
+    masks = {
+        name: [measured.classes.get(name, torch.zeros_like(measured.batch.response_mask)) for measured in batches]
+        for name in names
+    }
+    sizes = {name: size(several) / whole for name, several in masks.items()}
     costliest: list[Tensor] = []
-    for one, a, b in zip(batches, first, second, strict=True):
-        mask = one.batch.response_mask
-        wrong = ~one.batch.correct & mask.any(-1)
-        for selecting, evaluated in ((one.first, b), (one.second, a)):
-            place = selecting.masked_fill(~mask, math.inf).argmin(-1, keepdim=True)
-            costliest.append(evaluated.gather(-1, place)[wrong, 0])
-    return found | {COSTLIEST: float(torch.cat(costliest).mean()) / whole}
+    for measured, a, b in zip(batches, first, second, strict=True):
+        mask = measured.batch.response_mask
+        wrong = ~measured.batch.correct & mask.any(-1)
+        for selecting, evaluated in ((measured.first, b), (measured.second, a)):
+            lowest = selecting.masked_fill(~mask, math.inf).argmin(-1, keepdim=True)
+            costliest.append(evaluated.gather(-1, lowest)[wrong, 0])
+    return sizes | {COSTLIEST: float(torch.cat(costliest).mean()) / whole}

@@ -42,9 +42,13 @@ def inner(x: Float[Tensor, "*R B D"], y: Float[Tensor, "*R B D"]) -> Float[Tenso
         [..., C] with C = 1 + B.
     """
     count = x.shape[-2]
-    own, left, right = (x * y).sum(-1), x.sum(-2, keepdim=True), y.sum(-2, keepdim=True)
-    whole = (left * right).sum(-1) - own.sum(-1, keepdim=True)
-    without = whole - (x * right).sum(-1) - (left * y).sum(-1) + 2 * own
+    same = (x * y).sum(-1)
+    left = x.sum(-2, keepdim=True)
+    right = y.sum(-2, keepdim=True)
+    # Products of a batch with itself contain the noise of its gradient twice, so they are left out of the sum.
+    whole = (left * right).sum(-1) - same.sum(-1, keepdim=True)
+    # Both subtracted products contain that of batch b with itself, which `whole` does not contain.
+    without = whole - (x * right).sum(-1) - (left * y).sum(-1) + 2 * same
     return torch.cat([whole / (count * (count - 1)), without / ((count - 1) * (count - 2))], -1)
 
 
@@ -65,7 +69,8 @@ def quality(x: Float[Tensor, "*R B D"], r: Float[Tensor, "*R B D"], squares: Flo
     signal, along, true, length = inner(x, x), inner(x, r), inner(r, r), mean(squares)
     noise, aligned = length - signal, along.clamp(min=0).square()
     rest = length * true - aligned
-    noise, rest = (one.where(one > 0, torch.nan) for one in (noise, rest))  # happens with too few batches
+    # With few batches an estimate of a variance can be negative.
+    noise, rest = (estimate.where(estimate > 0, torch.nan) for estimate in (noise, rest))
     return Quality(1 - along / (signal * true).sqrt(), signal / noise, aligned / rest)
 
 
@@ -94,6 +99,7 @@ def log_interval(estimates: Float[Tensor, "*R C"], quantile: float) -> Float[Ten
     Returns:
         [..., 3]: value, low, high.
     """
+    # A ratio is skewed, and its logarithm about symmetric; the interval cannot reach below 0.
     logs = interval(estimates.log(), quantile).exp()
     return logs.where(logs.isfinite().all(-1, keepdim=True), interval(estimates, quantile))
 
@@ -112,6 +118,7 @@ def covariance(sums: Float[Tensor, "B K K"]) -> Float[Tensor, "C M M"]:
     Returns:
         [1 + B, M, M].
     """
+    # Sums of products add up over batches, so that leaving one out is a subtraction.
     total = sums.sum(0, keepdim=True)
     every = torch.cat([total, total - sums])
     average = every / every[:, :1, :1]

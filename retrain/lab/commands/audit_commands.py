@@ -45,28 +45,28 @@ def audit(  # noqa: PLR0913 - the options of the command
     """
     from retrain.api import reopen
 
-    found: list[Audit] = []
-    for place, trained in _places(run, step, every):
-        context = reopen(place, overrides or (), only_warnings, "all" if trained else "initial", trust=trust)
+    audits: list[Audit] = []
+    for directory, trained in _places(run, step, every):
+        context = reopen(directory, overrides or (), only_warnings, "all" if trained else "initial", trust=trust)
         from retrain.lab.audit.credit_audit import audit as judge
 
         try:
             wanted = methods.split(",") if methods else ()
-            found.append(judge(context, run, wanted, batches, continuations, lambda line: say(line, error=True)))
+            audits.append(judge(context, run, wanted, batches, continuations, lambda line: say(line, error=True)))
         finally:
             context.close()
-        say(json.dumps(found[-1].facts()) if as_json else _text(found[-1]))
+        say(json.dumps(audits[-1].facts()) if as_json else _text(audits[-1]))
     for file, made in ((html, _page), (latex, _latex)):
         if file is not None:
             with writing(file):
-                write_text(file, made(found))
+                write_text(file, made(audits))
             say(f"{file}: written", error=as_json)
     if figures is not None:
         from retrain.lab.audit.audit_page import exported
         from retrain.report.exported_figures import write_figures
 
         with writing(figures):
-            write_figures(figures, exported(found))
+            write_figures(figures, exported(audits))
 
 
 def _page(audits: Sequence[Audit]) -> str:
@@ -84,8 +84,8 @@ def _latex(audits: Sequence[Audit]) -> str:
     columns = ("method", *HEADINGS)
     return tables(
         {
-            _head(one): Table(columns, [[name, *cells(figures)] for name, figures in one.methods.items()])
-            for one in audits
+            _head(audit): Table(columns, [[name, *cells(figures)] for name, figures in audit.methods.items()])
+            for audit in audits
         }
     )
 
@@ -98,22 +98,25 @@ def _places(run: Path, step: int | None, every: bool) -> Iterator[tuple[Path, bo
     """Yield the directories to open, each with True if its trained weights are used, False for the initial ones."""
     from retrain.storage.checkpoint import is_one, step_of
 
-    there = (one for one in (run / "checkpoints").glob("step-*") if is_one(one) and not one.suffix)
-    known = dict(sorted((step_of(one), one) for one in there))
-    if step is not None and step not in (0, *known):
-        has = ", ".join(map(str, known)) or "none"
+    folders = (run / "checkpoints").glob("step-*")
+    checkpoints = [folder for folder in folders if is_one(folder) and not folder.suffix]
+    by_step = dict(sorted((step_of(checkpoint), checkpoint) for checkpoint in checkpoints))
+    if step is not None and step not in (0, *by_step):
+        has = ", ".join(map(str, by_step)) or "none"
         raise ConfigError.at(run, "--step", f"no checkpoint of step {step}", f"0, or of {has}")
+    # Step 0 has no checkpoint: it is the run's initial weights.
     if step == 0 or every:
         yield run, False
-    yield from ((known[one], True) for one in known if every or one == step)
-    if step is None and not (every and known):
+    yield from ((checkpoint, True) for number, checkpoint in by_step.items() if every or number == step)
+    # Without an option the final model counts, which may be newer than the newest checkpoint.
+    if step is None and not (every and by_step):
         yield run, True
 
 
 def _text(audit: Audit) -> str:
     from retrain.lab.audit.audit_page import HEADINGS, cells, placebo_lines
 
-    lines = [["", *HEADINGS], *([name, *cells(one)] for name, one in audit.methods.items())]
+    lines = [["", *HEADINGS], *([name, *cells(verdict)] for name, verdict in audit.methods.items())]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     table = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join([_head(audit), *table, *placebo_lines(audit)])

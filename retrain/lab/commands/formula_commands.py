@@ -66,6 +66,7 @@ def credit(  # noqa: PLR0913 - the options of the command
 
     completions = read_completions(str(file))
     with warnings.catch_warnings(record=True) as caught:
+        # Python shows a repeated warning once, and which mode caused it would depend on their order.
         warnings.simplefilter("always")
         wanted = modes or ["dca", "grpo_lp", "grpo_std"]
         credits_ = compare(completions, wanted, transforms or (), overrides or (), sepa_lambda)
@@ -76,7 +77,7 @@ def credit(  # noqa: PLR0913 - the options of the command
             plot.write_text(page(file.name, completions, credits_), encoding="utf-8")
     if as_json:
         rows = [
-            {name: value for name, value in asdict(completion).items() if name != "place"} for completion in completions
+            {name: value for name, value in asdict(completion).items() if name != "line"} for completion in completions
         ]
         say(json.dumps({"completions": rows, "credit": [asdict(credit) for credit in credits_]}, indent=2))
         return
@@ -108,6 +109,7 @@ def _tables(completions: Sequence[ComparedCompletion], credits_: Sequence[Credit
         summary.add_column(name, justify="right" if name else "left")
     for credit in credits_:
         summary.add_row(credit.name, *figures(credit))
+    # A file has no width, and rich would wrap the table at 80 columns.
     if not console.is_terminal:
         console.width = 200
     console.print(table)
@@ -141,6 +143,7 @@ def _color(share: float) -> str:
     Args:
         share: credit in [-1, 1].
     """
+    # At most 150 darker than white, so that black text stays legible.
     faint = round(255 - 150 * abs(share))
     return (
         f"black on rgb({faint},{(255 + faint) // 2},255)"

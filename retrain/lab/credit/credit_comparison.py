@@ -67,7 +67,7 @@ class ComparedCompletion:
     """One completion of the file.
 
     Attributes:
-        place: `file:line`, and in a row with lists the index in them, for errors.
+        line: `file:line`, and in a row with lists the index in them, for errors.
         group: name of the group, which is all completions of one prompt.
         reward: any number.
         correct: the value in the file, or else reward > 0.5.
@@ -76,7 +76,7 @@ class ComparedCompletion:
         tokens: text of every sampled token, or None.
     """
 
-    place: str
+    line: str
     group: str
     reward: float
     correct: bool
@@ -115,7 +115,8 @@ def read_completions(path: str) -> list[ComparedCompletion]:
         DataError: rows are invalid (the message lists all of them), or only some rows have log-probs.
     """
     completions = [completion for part in read_records(path, _parse) for completion in part]
-    without = [completion.place for completion in completions if completion.logprobs is None]
+    # A batch has one shape: without the log-probs of a row its token credit could not be computed.
+    without = [completion.line for completion in completions if completion.logprobs is None]
     if without and len(without) < len(completions):
         raise DataError(f"{without[0]}: no logprobs, but other rows have them; add them to all rows or to none")
     return completions
@@ -141,12 +142,13 @@ def compare(
         DataError: there are transforms but no log-probs.
     """
     if transforms and completions[0].logprobs is None:
-        raise DataError(f"{completions[0].place}: no logprobs, which --transform needs; add them or omit --transform")
+        raise DataError(f"{completions[0].line}: no logprobs, which --transform needs; add them or omit --transform")
     parameters = Parameters(overrides)
     batch, pieces = _batch(completions)
     batch = batch.replace(sepa_lambda=sepa_lambda)
     chains = [(), *(transform_chain(name.split(",") if "," in name else name) for name in transforms)]
     plans = [(mode, chain, _pipeline(parameters, mode, chain)) for mode in modes for chain in chains]
+    # After all plans are bound, because a parameter may belong to the last of them.
     parameters.refuse_unread()
     credits_: list[Credit] = []
     for mode, chain, pipeline in plans:
@@ -172,7 +174,9 @@ def summarize(advantages: Sequence[float], completions: Sequence[ComparedComplet
     best_wrong: dict[str, float] = {}
     for a, c in rows:
         if not c.correct:
+            # One wrong answer with more credit than a right one suffices to teach the wrong.
             best_wrong[c.group] = max(a, best_wrong.get(c.group, -math.inf))
+    # A group of correct completions alone has no credit to divide between right and wrong.
     mixed = [(a, best_wrong[c.group]) for a, c in right if c.group in best_wrong]
     return {
         "correct_above_0": _share([a > 0 for a, _ in mixed]),
@@ -193,9 +197,11 @@ def figures(credit: Credit) -> list[str]:
 
 def _parse(line: str, read: Any) -> list[ComparedCompletion]:
     row = checked(OBJECT, read)
+    # A row of a group and a row of a completion may share the name `correct`; its type tells them apart.
     lists = isinstance(row.get("rewards", row.get("correct")), list)
     if not lists:
         return [_completion(line, str(row["group"]) if "group" in row else "", row)]
+    # Other fields, such as the prompt, are one for the whole group.
     columns = {_LISTS.get(name, name): row[name] for name in row if name in (*_LISTS, "correct")}
     sizes = {name: len(column) if isinstance(column, list) else -1 for name, column in columns.items()}
     if len(set(sizes.values())) > 1:
@@ -216,6 +222,7 @@ def _completion(line: str, group: str, row: Mapping[str, Any]) -> ComparedComple
     if "reward" not in row and "correct" not in row:
         raise BadRow(f'no field "reward" or "correct"; it has {has}')
     columns = checked(_ROW, row)
+    # A file with verdicts alone has the rewards of a verifier: 1 and 0.
     reward = columns.get("reward", float(columns.get("correct", 0)))
     turns = columns.get("turns", [])
     logprobs = _sampled(columns.get("sampler_logprobs", columns.get("logprobs")), turns)
@@ -235,6 +242,7 @@ def _completion(line: str, group: str, row: Mapping[str, Any]) -> ComparedComple
 
 def _sampled(values: list[T] | None, turns: Sequence[_TurnSpan]) -> list[T] | None:
     """Select the values of sampled tokens: in an episode of several turns, those inside turns."""
+    # A single turn covers the whole completion.
     if values is None or len(turns) < 2:
         return values
     return [value for turn in turns for value in values[turn["start"] : turn["end"]]]
@@ -257,11 +265,13 @@ def _batch(completions: Sequence[ComparedCompletion]) -> tuple[Batch, _Pieces]:
     }
     rewards = [completion.reward for completion in completions]
     correct = [completion.correct for completion in completions]
+    # A row must have a token to carry its credit.
     logprobs = [(0.0,) if completion.logprobs is None else completion.logprobs for completion in completions]
     batch = response_batch(
         logprobs, rewards, correct, [numbers[completion.group] for completion in completions], torch.float64
     )
     pieces = _Pieces(
+        # Padding has id 0, and its text must not look like a phrase of planning.
         dict.fromkeys(["a", *(text for completion in completions for text in completion.tokens or ())])
     )  # id 0 is padding
     ids = {text: number for number, text in enumerate(pieces)}
@@ -270,7 +280,9 @@ def _batch(completions: Sequence[ComparedCompletion]) -> tuple[Batch, _Pieces]:
         batch = batch.replace(input_ids=padded(tokens, batch.response_mask, torch.long))
     return batch.replace(
         lengths=torch.tensor([completion.length for completion in completions]),
+        # The limit of the file's run is unknown; its longest completion is the best lower bound.
         max_tokens=max(completion.length for completion in completions),
+        # No policy is there to recompute them, and before an update both are those of one policy.
         old_logprobs=batch.sampler_logprobs,
     ), pieces
 
@@ -300,6 +312,7 @@ def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeli
 def _credit(name: str, credited: Batch, completions: Sequence[ComparedCompletion], tokens: bool) -> Credit:
     sizes = credited.response_mask.sum(-1).tolist()
     rows = [row[:size].tolist() for row, size in zip(credited.advantages, sizes, strict=True)]
+    # An advantage without transforms is the same at every token, and a mean would only add rounding.
     advantages = [sum(row) / max(len(row), 1) for row in rows] if tokens else [row[0] if row else 0.0 for row in rows]
     summary = summarize(advantages, completions)
     if not tokens:
@@ -322,4 +335,5 @@ def _within_groups(rows: Sequence[tuple[float, ComparedCompletion]]) -> float | 
     values = (torch.tensor(column, dtype=torch.float64) for column in columns)
     advantages, lengths = (column - group_mean(column, groups) for column in values)
     spread = float(advantages.norm() * lengths.norm())
+    # Below it, one of the two is constant but for rounding, and the quotient would be any number.
     return float(advantages @ lengths) / spread if spread > 1e-12 else None

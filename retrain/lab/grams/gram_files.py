@@ -97,7 +97,8 @@ def solutions_in(rows: Iterable[tuple[str, Any]], reading: SolutionFormat, name:
     Raises:
         DataError: a row is invalid, or none is a successful solution.
     """
-    count, solutions = 0, list[str]()
+    count = 0
+    solutions: list[str] = []
     for count, (line, row) in enumerate(rows, start=1):  # noqa: B007 - the last count is in the message
         if (text := _solution(line, row, reading)) is not None:
             solutions.append(text)
@@ -118,6 +119,7 @@ def task_solutions(name: str, count: int, seed: int) -> list[str]:
     """
     task, exact = find("task", name).bind().build({"seed": seed}), find("reward", "exact").bind()
     solutions: list[str] = []
+    # A demonstrator may be wrong most of the time; the limit ends a task of which no solution is right.
     for index in range(_MAX_DRAWS * count):
         problem = task.problem(index)
         if problem.solution and exact(problem.solution, problem.answer) == _PASSED:
@@ -139,13 +141,21 @@ def coverage(grams: Sequence[str], solutions: Iterable[str]) -> dict[str, float]
     Returns:
         {"words": share of words inside a gram, "solutions": share of solutions that contain a gram}.
     """
-    pattern, words, covered, holding, total = GramPattern(grams), 0, 0, 0, 0
+    # The pattern of training, so that the share is that of the tokens a run will mark as planning.
+    pattern = GramPattern(grams)
+    words = 0
+    covered = 0
+    holding = 0
+    total = 0
     for solution in solutions:
         text = normalize(solution)
         spans = [(start, end) for start, end, _ in pattern.find(text)]
         places = [word.start() for word in re.finditer(r"\S+", text)]
         inside = sum(any(start <= position < end for start, end in spans) for position in places)
-        words, covered, total, holding = words + len(places), covered + inside, total + 1, holding + bool(spans)
+        words += len(places)
+        covered += inside
+        total += 1
+        holding += bool(spans)
     return {"words": covered / max(words, 1), "solutions": holding / max(total, 1)}
 
 
@@ -155,7 +165,7 @@ def document(
     """Return the contents of the file for `[planning] strategic_grams_path`, with their provenance, as JSON values.
 
     Args:
-        found: the extracted grams.
+        extraction: the extracted grams.
         recipe: settings of the extraction.
         covered: see `coverage`.
         sources: names of the sources of solutions.
@@ -195,6 +205,7 @@ def report(extraction: Extraction, covered: dict[str, float]) -> str:
         "solutions  cluster",
     ]
     for cluster in chosen:
+        # A cluster of which no gram was kept is still named, by the gram nearest to its mean.
         inside = kept.intersection(cluster.grams) or {cluster.center}
         grams = _most_frequent(extraction, inside)
         named = ", ".join(f"{gram} ({extraction.frequencies[gram]:,})" for gram in grams[:5])
@@ -206,6 +217,7 @@ def _expand(file: Path) -> list[Path]:
     """Return the files of rollouts in a run directory, or the file itself."""
     if not file.is_dir():
         return [file]
+    # Sorted: the order of the solutions decides ties, and that of a directory differs between machines.
     stored = sorted((file / "rollouts").glob("*.jsonl.gz"))
     if not stored:
         raise DataError(f"{file}: this directory has no rollouts/*.jsonl.gz; name a run's directory or a file")
@@ -228,6 +240,7 @@ def _solution(line: str, row: Any, reading: SolutionFormat) -> str | None:
         raise DataError(f'{line}: no column "{reading.reward_column}"; it has {has}; name one with --reward-column')
     reward = row[reading.reward_column]  # None if scoring failed
     least = _PASSED if reading.min_reward is None else reading.min_reward
+    # A solution of unknown reward is no evidence of what successful solutions say.
     return row[column] if isinstance(reward, (int, float)) and reward >= least else None
 
 

@@ -35,7 +35,8 @@ class ContinuedEpisodes:
 
     def __init__(self, context: RunContext) -> None:
         assert context.env_pool is not None, "an episode without an environment is continued by `Continuations`"
-        self._context, self._pool = context, context.env_pool
+        self._context = context
+        self._pool = context.env_pool
         self._names = {label: hello.name for label, hello in self._pool.launch.hellos.items()}
         self._recorded: dict[int, tuple[list[Rollout], int]] = {}
         for label, traits in self._pool.traits.items():
@@ -71,8 +72,10 @@ class ContinuedEpisodes:
         Raises:
             UserCodeError: a replay differs from the recorded episode, or too many episodes failed.
         """
-        context, sampler = self._context, _ReplayingSampler(self._context.sampler, seed)
+        context = self._context
+        sampler = _ReplayingSampler(context.sampler, seed)
         rewards = torch.empty(len(prefixes), count)
+        # An environment may bear no more episodes at once than a training step plays. The negated division rounds up.
         parts = min(len(prefixes), -(-rewards.numel() // (context.prompts * context.config.training.group_size)))
         for part in range(parts):
             # Each part has prefixes of all problems, so that its share of failed episodes is that of the batch.
@@ -93,7 +96,8 @@ class ContinuedEpisodes:
         requests: Sequence[Request],
     ) -> list[Rollout]:
         """Play and score the continuations of each prefix that its request selects."""
-        context, groups = self._context, sorted({prefix.group for prefix in prefixes})
+        context = self._context
+        groups = sorted({prefix.group for prefix in prefixes})
         recorded = [self._place(prefix) for prefix in prefixes]
         sampler.turns = {
             stream: turn
@@ -105,6 +109,7 @@ class ContinuedEpisodes:
         rollouts = runner.roll([problems[prefix.group] for prefix in prefixes], requests)
         for number, rollout in enumerate(rollouts):
             episode, last = recorded[number // requests[0].count]
+            # A replay that differs would measure the value of another state, without any error.
             if rollout.ended not in FAILED and _outcomes(rollout, last) != _outcomes(episode, last):
                 raise _different(self._names[episode.environment])
             # Rewards that compare the members of a group compare all continuations of a problem.
@@ -173,7 +178,8 @@ class _ReplayingSampler(Sampler):
     """
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
-        self._sampler, self._seed = sampler, seed
+        self._sampler = sampler
+        self._seed = seed
         self.max_model_len = sampler.max_model_len
         self.turns: dict[int, _RecordedTurn] = {}
         self.tokens = 0
@@ -189,6 +195,7 @@ class _ReplayingSampler(Sampler):
         """
         turns = [self.turns.get(request.stream, _RecordedTurn(request.ids)) for request in requests]
         for request, turn in zip(requests, turns, strict=True):
+            # An observation of the replay changed before this turn, so that its recorded tokens no longer fit.
             if request.ids != turn.context:
                 raise _different(turn.environment)
         rest = [
@@ -199,6 +206,7 @@ class _ReplayingSampler(Sampler):
         sampled = iter(self._sampler.sample(rest, replace(sampling, seed=self._seed)) if rest else ())
         replies: list[list[Completion]] = []
         for request, turn in zip(requests, turns, strict=True):
+            # Nobody reads the log-probs of a continuation; only its reward counts.
             logprobs = (0.0,) * len(turn.ids)
             if turn.finish_reason is not None:
                 replies.append([Completion(turn.ids, logprobs, turn.finish_reason)] * request.count)

@@ -46,7 +46,10 @@ class Planning(Drawn):
     def _problem(self, rng: Random) -> Problem:
         left, right = ([rng.randrange(1, 10) for _ in range(2)] for _ in range(2))
         text = f"{left[0]}{left[1]}{rng.choice(_LETTERS)}{right[0]}{right[1]}"
-        plan, lines, worked = rng.choice(list(PLANS)), list[str](), ""
+        # Chosen without a look at the problem: the policy has to learn which plan fits.
+        plan = rng.choice(list(PLANS))
+        lines: list[str] = []
+        worked = ""
         for x, y in zip(left, right, strict=True):
             slip = rng.randrange(1, 10) if rng.random() < self.p_slip else 0
             worked += str((_combined(x, y, plan) + slip) % 10)
