@@ -163,6 +163,7 @@ def _shuffled_chain(file: Path) -> list[str]:
     if first.kind == "advantage" and not transforms:
         return []
     chain = [transform.name for transform in loaded.all("transform")]
+    # Behind the transforms of credit and before the corrections, which are listed last.
     chain.insert(len(transforms), PLACEBO)
     return chain
 

@@ -43,6 +43,7 @@ class Method:
 
     def __init__(self, context: RunContext, name: str) -> None:
         chain = chain_of(context.trained.plan, name.split("+"))
+        # The run's own pipeline has the state of its checkpoint, such as running means.
         if chain == context.trained.plan.credit:
             self._pipeline = context.trained.pipeline
         else:
@@ -50,13 +51,16 @@ class Method:
             self._pipeline.build(context.trained.resources)
         restored = context.trained.pipeline.stateful
         self._states: dict[str, State] = {
-            name: copy.deepcopy(restored.get(name, part).state_dict()) for name, part in self._pipeline.stateful.items()
+            # A component that the run lacks starts in its own initial state.
+            name: copy.deepcopy(restored.get(name, part).state_dict())
+            for name, part in self._pipeline.stateful.items()
         }
         self._seed = context.config.training.seed
 
     def __call__(self, batch: Batch, index: int) -> Tensor:
         """Compute advantages [N, T] of batch number `index`, as the next training step after the checkpoint would."""
         for name, state in self._states.items():
+            # Every batch is the next step after the checkpoint, not the one after the batch before.
             self._pipeline.stateful[name].load_state_dict(copy.deepcopy(state))
         seed_generators(derive_seed(self._seed, "audit", batch.step, index))
         self._pipeline.before(batch)
@@ -78,6 +82,7 @@ def chain_of(loaded: LoadedConfig, words: Sequence[str]) -> tuple[Bound, ...]:
         ComponentError: there is no such component, or they are not a valid combination.
     """
     stages = [stage for word in words for stage in _stages(loaded, word)]
+    # Only the first part can make credit; transforms change what is there.
     if any(stage.kind != "transform" for stage in stages[1:]):
         problem = f'"{"+".join(words)}" is not an advantage or an algorithm with transforms after it'
         fix = 'write ADVANTAGE, ALGORITHM or TRANSFORM, and after it +TRANSFORM, such as "grpo+gtpo"'
@@ -89,6 +94,7 @@ def chain_of(loaded: LoadedConfig, words: Sequence[str]) -> tuple[Bound, ...]:
 def _stages(loaded: LoadedConfig, word: str) -> list[Bound]:
     """Find the components that a word names; the name of a chain, such as those of `CHAINS`, gives several."""
     of_the_run = [stage for stage in loaded.slots.values() if stage.name == word and stage.kind in _KINDS]
+    # With the parameters of the run's configuration, not the defaults.
     if of_the_run:
         return of_the_run[:1]
     if word in CHAINS:
@@ -115,5 +121,6 @@ def _kind(path: str, search_paths: Sequence[str]) -> str:
     target = load_object(path, search_paths)
     if isinstance(mark := getattr(target, MARK, None), Component):
         return mark.kind
+    # A transform takes the advantages first, and an advantage makes them from rewards.
     first = next(iter(inspect.signature(target).parameters), "") if callable(target) else ""
     return find("advantage" if first.startswith("reward") else "transform", path, search_paths).kind
