@@ -34,7 +34,7 @@ OTHER_MEANINGS = {
 CONTRACT = "fields of TransformContext, which plug-ins of users read by these names: a context cannot do without them"
 EXCEPTIONS = {
     "built_in": (None, "the table of the package's own components"),
-    "column_graph": ({"planning_mask", "sepa_lambda"}, CONTRACT),
+    "plan_file": ({"grid"}, "the key [campaign] grid"),
     "plain_functions": ({"sepa_lambda"}, CONTRACT),
     "compose": (
         {"planning_mask", "sepa_lambda", "none"},
