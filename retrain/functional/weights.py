@@ -92,6 +92,10 @@ class LazyWeights(Mapping[str, "Tensor"]):
             raise KeyError(name)
         return self._read(name)
 
+    def read_by(self, read: Callable[[str], Tensor]) -> LazyWeights:
+        """Return the same weights with another function that reads a tensor."""
+        return LazyWeights(self.held, read, shapes=self.shapes, updates=self.updates, rank=self.rank)
+
     def adapted(self, updates: Mapping[str, LowRank]) -> LazyWeights:
         """Return the same weights with these LoRA updates."""
         read = self._read if self.lazy else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from retrain.engines.delegating import DelegatingSampler
 from retrain.errors import ComponentError, UserCodeError
-from retrain.functional.weights import LazyWeights, as_lazy
+from retrain.functional.weights import as_lazy
 from retrain.protocols import Ranks, Sampler
 from retrain.registry import engine as engine_kind
 from retrain.types import BASE_COLUMNS, Batch, Completion, Metrics, Request, Sampling
@@ -105,13 +105,7 @@ class RemoteSampler(DelegatingSampler):
 
         def load() -> None:
             try:
-                shared = LazyWeights(
-                    lazy_weights.held,
-                    lambda name: lazy_weights.frozen(self._ranks.broadcast(name)),
-                    shapes=lazy_weights.shapes,
-                    updates=lazy_weights.updates,
-                    rank=lazy_weights.rank,
-                )
+                shared = lazy_weights.read_by(lambda name: lazy_weights.frozen(self._ranks.broadcast(name)))
                 self._engine.load_weights(shared, version)
             finally:
                 self._ranks.broadcast("")
