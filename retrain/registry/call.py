@@ -29,8 +29,8 @@ _LIBRARIES = (
     "<frozen",
 )
 """Prefixes of the file names of stack frames that do not belong to the user's code."""
-_LARGEST_COPY = 1 << 24
-"""Maximum number of elements of a tensor that is copied to notice writes. Columns have fewer, weights may have more."""
+_LARGEST_COPY = 1 << 26
+"""Maximum number of elements of a call's tensors that are copied to notice writes. Weights of a model have more."""
 _MAX_TEXT = 500
 """Maximum number of characters of a value or exception message in an error."""
 
@@ -71,7 +71,8 @@ class Call:
                 or modified one of the columns.
         """
         tensors = {name: value for name, value in (columns or {}).items() if hasattr(type(value), "_version")}
-        before = {name: _snapshot(value) for name, value in tensors.items()}
+        copied = sum(value.numel() for value in tensors.values()) <= _LARGEST_COPY
+        before = {name: _snapshot(value, copied) for name, value in tensors.items()}
         process = os.getpid()
         try:
             yield
@@ -167,19 +168,16 @@ class Call:
         return value
 
 
-def _snapshot(value: Tensor) -> Tensor | int:
-    """Return a copy of a column, or the version counter of a larger tensor.
-
-    The counter misses writes through `.numpy()` and `.data`.
-    """
-    if value.numel() <= _LARGEST_COPY:
+def _snapshot(value: Tensor, copied: bool) -> Tensor | int:
+    """Return a copy of a tensor, or its version counter, which misses writes through `.numpy()` and `.data`."""
+    if copied:
         return value.detach().clone()
     return 0 if value.is_inference() else value._version  # inference tensors have no counter
 
 
 def _has_changed(before: Tensor | int, value: Tensor) -> bool:
     if isinstance(before, int):
-        return before != _snapshot(value)
+        return before != _snapshot(value, False)
     # Columns may hold NaN outside of the mask.
     return before.shape != value.shape or not bool(before.isclose(value, rtol=0, atol=0, equal_nan=True).all())
 
