@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from retrain.config.loaded_config import LoadedConfig
 from retrain.config.reported_metrics import metric_problem
@@ -124,15 +124,13 @@ def micro_batch(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
 
 
 def first_steps(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
-    """Warn about a key that counts steps at the start, if the run ends before them, as a short trial may."""
+    """Warn about a key of the file that counts steps at the start, if the run ends before them, as a trial may."""
     last = config.training.max_steps
-    waits: dict[tuple[str, str], Any] = {("optimizer", "warmup_steps"): config.optimizer.warmup_steps}
-    for bound in (stage for stage in loaded.pipeline.graph if stage.component.source == "built-in"):
-        waits |= {(bound.component.table, key): bound.params[key] for key in _AT_THE_START & bound.params.keys()}
-    for path, steps in waits.items():
-        if isinstance(steps, int) and steps >= last:
-            problem = f"covers the first {steps} steps, and the run has {last}"
-            yield Finding(path, problem, "lower it, or raise [training] max_steps", fatal=False)
+    for name, table in loaded.tables.items():
+        for key in _AT_THE_START & {*table}:
+            if isinstance(table[key], int) and table[key] >= last:
+                problem = f"covers the first {table[key]} steps, and the run has {last}"
+                yield Finding((name, key), problem, "lower it, or raise [training] max_steps", fatal=False)
 
 
 def stop_when(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
