@@ -90,13 +90,11 @@ def check_parity(policy: TorchPolicy, batch: Batch, limit: float, exact: bool = 
     mean, largest = float(difference.mean()), float(difference.max())
     # `not <=` is also True for NaN.
     if not mean <= limit:
-        longest = int(part.attention_mask.sum(-1).max())
         fixed = rope_length(policy.model)
         cause = "most likely the sampler does not hold the trainer's weights"
-        if longest > fixed:
+        if part.attention_mask.sum(-1).max() > fixed:
             cause = (
-                f"rows have up to {longest} tokens, and beyond {fixed:g} the rotary frequencies of this model depend "
-                "on the other rows: lower [training] max_tokens and max_prompt_tokens"
+                f"beyond {fixed:g} tokens the rotary frequencies of this model depend on other rows: lower max_tokens"
             )
         raise EngineError(
             f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "

@@ -91,7 +91,7 @@ def test_a_sampler_in_float32_is_judged_in_float32(stale):
 def test_a_difference_beyond_the_fixed_rotary_frequencies_is_blamed_on_them(fixed):
     policy = TorchPolicy(make_model(), PolicySettings())
     policy.model.config.rope_parameters = {"rope_type": "dynamic", "original_max_position_embeddings": fixed}
-    cause = "and beyond 8 the rotary frequencies" if fixed == 8 else "does not hold the trainer's weights"
+    cause = "beyond 8 tokens the rotary frequencies" if fixed == 8 else "does not hold the trainer's weights"
     with pytest.raises(EngineError, match=cause):
         check_parity(policy, make_batch(rows=8, longest=40), 1e-3)
 

@@ -51,14 +51,10 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
     metrics |= _episodes("env", played)
     for label in sorted({rollout.environment for rollout in rollouts} - {""}):
         episodes = [episode for episode in played if episode.environment == label]
-        area, scored_here = (
-            f"{'env' if episodes else 'task'}/{label}",
-            [rollout for rollout in scored if rollout.environment == label],
-        )
-        metrics[f"{area}/reward"] = sum(float(rollout.reward or 0) for rollout in scored_here) / max(
-            1, len(scored_here)
-        )
-        metrics[f"{area}/accuracy"] = sum(bool(rollout.correct) for rollout in scored_here) / max(1, len(scored_here))
+        area = f"{'env' if episodes else 'task'}/{label}"
+        members = [rollout for rollout in scored if rollout.environment == label]
+        metrics[f"{area}/reward"] = sum(float(rollout.reward or 0) for rollout in members) / max(1, len(members))
+        metrics[f"{area}/accuracy"] = sum(bool(rollout.correct) for rollout in members) / max(1, len(members))
         metrics |= _episodes(area, episodes, float(len(episodes)))
     return metrics
 
