@@ -256,10 +256,8 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
     """
     config = loaded.config
     # Trained weights are loaded as float32: bfloat16 would round them, also when a run is reopened.
-    dtype, four = (
-        product_dtype(config, device) if config.model.lora else "float32",
-        config.model.quantization is not None,
-    )
+    dtype = product_dtype(config, device) if config.model.lora else "float32"
+    four = config.model.quantization is not None
     model, teacher = untrained_model(loaded, dtype, empty=bool(four or ranks.mesh) and not config.warmup.steps)
     torch.set_num_threads(_threads(loaded, device, model.model, ranks))
     keep_freed_memory()

@@ -100,9 +100,9 @@ def parse_json(data: bytes, finite: bool = False) -> Any:
     except ValueError as error:
         try:
             data.decode()
-        except UnicodeDecodeError as reason:
+        except UnicodeDecodeError as bad:
             raise BadRow(
-                f"not UTF-8: byte {data[reason.start]:#x} at column {reason.start + 1}; save the file as UTF-8"
+                f"not UTF-8: byte {data[bad.start]:#x} at column {bad.start + 1}; save the file as UTF-8"
             ) from None
         problem, _, line = str(error).rpartition(" at line ")
         column = line.rpartition(" ")[2]

@@ -76,9 +76,8 @@ def launch(loaded: LoadedConfig) -> Launch:
     for label, entry in zip(labels(config), config.environments or (environment,), strict=True):
         name = str(entry.name)
         environment_here = None if needs_own_interpreter(config, name) else next(bound)
-        target, params = (
-            (name, entry.params) if environment_here is None else (environment_here.path, environment_here.arguments)
-        )
+        target = name if environment_here is None else environment_here.path
+        params = entry.params if environment_here is None else environment_here.arguments
         declared = None if environment_here is None else registry.environment.traits_of(environment_here.component)
         traits = {"replay": declared.replay, "rewards": declared.rewards} if declared else {}
         hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)

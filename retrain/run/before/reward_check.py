@@ -207,10 +207,8 @@ def as_table(loaded: LoadedConfig, paid_forms: Sequence[Paid]) -> Table:
             mark = " +"
         return f"{value:.3g}{mark}"
 
-    expected, failures = (
-        {True: "right", False: "wrong", None: "either"},
-        any(paid_form.failed for paid_form in paid_forms),
-    )
+    expected = {True: "right", False: "wrong", None: "either"}
+    failures = any(paid_form.failed for paid_form in paid_forms)
     return Table.of(
         [
             {"completion": paid_form.form.name, "is": expected[paid_form.form.right]}
