@@ -85,11 +85,8 @@ def _measure(context: RunContext) -> Evaluation:
     row: dict[str, Any] = {**_figures(settings, sampled, greedy), **shared}
     for label in mixed_labels(context.config):
         groups_here = [[group for group in groups if group[0].environment == label] for groups in (sampled, greedy)]
-        row |= (
-            {f"{label}/{name}": value for name, value in _figures(settings, *groups_here).items()}
-            if groups_here[0]
-            else {}
-        )
+        if groups_here[0]:
+            row |= {f"{label}/{name}": value for name, value in _figures(settings, *groups_here).items()}
     row |= {f"task/{name}": float(value) for name, value in context.task.figures(problems, sampled).items()}
     return Evaluation(row, {"": stored(sampled, greedy)})
 

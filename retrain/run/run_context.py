@@ -245,11 +245,8 @@ class RunContext:
         hashes_by_section: dict[str, dict[str, Any]] = {"task": {"data": self.task.fingerprint()}}
         hashes = {name: source.fingerprint() for name, source in self.row_sources.items()}
         hashes_by_section |= {name: {"data": data} for name, data in hashes.items() if data is not None}
-        hashes_by_section |= (
-            {"eval": {name: set_context.task.fingerprint() for name, set_context in self.sets.items()}}
-            if self.sets
-            else {}
-        )
+        if self.sets:
+            hashes_by_section["eval"] = {name: evaluated.task.fingerprint() for name, evaluated in self.sets.items()}
         return hashes_by_section | {"model": self.trained.digests}
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
