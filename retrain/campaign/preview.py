@@ -16,8 +16,7 @@ from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import PLAN
 from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.analysis import analyze, compare, noise_sources, pooled_deviation
-from retrain.campaign.verdict.judging import Contrast
+from retrain.campaign.verdict.analysis import analyze, noise_sources, pooled_deviation, with_spread
 from retrain.campaign.verdict.looks import expected_seeds
 from retrain.campaign.verdict.run_reader import read_campaign_tables
 from retrain.campaign.work.campaign_worker import machine_slots
@@ -202,20 +201,14 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
     """Pool the variances of the comparisons with at least two complete pairs; None without such a comparison."""
     if not (loaded.directory / PLAN).exists():
         return None
-    tables = [
-        table for table in read_campaign_tables(loaded.directory) if table.outcome == loaded.settings.all_outcomes[0]
-    ]
-    pairings = [
-        Contrast(table, *pair)
-        for table in tables
-        for pair in table.ladder or [(label, table.baseline) for label in table.conditions if label != table.baseline]
-    ]
-    compared = [comparison for comparison in compare(pairings, "baseline") if comparison.mean.dof > 0]
+    first = loaded.settings.all_outcomes[0]
+    analysis = analyze([table for table in read_campaign_tables(loaded.directory) if table.outcome == first])
+    compared = with_spread(analysis)
     # With few pairs all differences can be equal; a standard deviation of 0 would then overstate the power.
     if not (deviation := pooled_deviation(compared)):
         return None
     pairs = sum(comparison.count for comparison in compared)
-    return Spread(deviation, f"measured in {pairs} pairs of finished runs", noise_sources(analyze(tables)))
+    return Spread(deviation, f"measured in {pairs} pairs of finished runs", noise_sources(analysis))
 
 
 def power(settings: Campaign, comparisons: int, noise: Spread | None) -> list[str]:

@@ -460,6 +460,12 @@ def claims(analysis: Analysis) -> dict[str, bool]:
     return {label: all(held.values()) for label, held in agreement.items()} if len(analysis.outcomes) > 1 else {}
 
 
+def with_spread(analysis: Analysis) -> list[Comparison]:
+    """Return the comparisons of the first outcome within a task that have two pairs or more."""
+    tasks = {table.task for table in analysis.main}
+    return [each for each in analysis.of(analysis.first.outcome) if each.mean.dof > 0 and each.task in tasks]
+
+
 def pooled_deviation(compared: Sequence[Comparison]) -> float:
     """Return the standard deviation of a paired difference, pooled over comparisons by their degrees of freedom."""
     dof = sum(comparison.mean.dof for comparison in compared)
@@ -479,11 +485,7 @@ def noise_sources(analysis: Analysis) -> str:
     outcome = analysis.first.outcome
     tables = {table.task: table for table in analysis.main}
     problems = min((cell.problems for table in analysis.main for cell in table.runs if cell.done), default=0)
-    compared = [
-        comparison
-        for comparison in analysis.of(outcome)
-        if comparison.paired and comparison.starts == 1 and comparison.mean.dof > 0 and comparison.task in tables
-    ]
+    compared = [comparison for comparison in with_spread(analysis) if comparison.paired and comparison.starts == 1]
     deviation = pooled_deviation(compared)
     # A mean over evaluations has less of this variance; how much less depends on the runs.
     if not problems or not deviation or outcome.summary == "mean":
