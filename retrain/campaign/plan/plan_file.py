@@ -31,6 +31,8 @@ _Path = Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$"), AfterValidator(_ins
 PLAN = "plan.json"
 FILE = "campaign.toml"
 REPORT = "report.html"
+_NOT_COPIED = {"name", "base", "conditions", "grid", "seeds", "max_steps", "baseline", "looks"}
+"""Settings that a plan has in another form, or only through its runs."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +218,7 @@ def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
         "control_of": loaded.control_of,
         "looks": loaded.settings.look_sizes[:-1],
         # Seeds, conditions and steps are those of the cells; the others are above.
-        **loaded.settings.model_dump(
-            exclude={"name", "base", "seeds", "looks", "max_steps", "conditions", "grid", "baseline"}
-        ),
+        **loaded.settings.model_dump(exclude=_NOT_COPIED),
         "cells": [asdict(job) for job in jobs(loaded)],
         **{name: module.planned(loaded) for name, module in extensions().items()},
     }
