@@ -177,10 +177,7 @@ def compute_advantage_for_slime(  # noqa: PLR0913 - the documented call, every o
 
 
 def reward_for_verl(
-    correct: Sequence[bool] | Tensor,
-    lengths: Sequence[int] | Tensor,
-    mode: str = "vanilla",
-    gamma: float = 1e-3,
+    correct: Sequence[bool] | Tensor, lengths: Sequence[int] | Tensor, mode: str = "vanilla", gamma: float = 1e-3
 ) -> Tensor:
     """Reward of each completion: 1 or 0, with a length penalty in mode "grpo_lp".
 

@@ -17,12 +17,7 @@ Discount = Annotated[float, Field(ge=0, le=1)]
 
 @transform("turn_returns")
 def turn_returns(
-    turn_rewards: Tensor,
-    turn_ids: Tensor,
-    response_mask: Tensor,
-    group_ids: Tensor,
-    *,
-    gamma: Discount = 1.0,
+    turn_rewards: Tensor, turn_ids: Tensor, response_mask: Tensor, group_ids: Tensor, *, gamma: Discount = 1.0
 ) -> Tensor:
     """Return from each turn on, minus the mean return of the group's other episodes from that turn on.
 

@@ -13,8 +13,7 @@ from retrain.system.terminal import say
 File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: training.lr=1e-5. Repeatable.")]
 Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Accept all code, programs and servers that the run's configuration names."),
+    bool, typer.Option("--trust", help="Accept all code, programs and servers that the run's configuration names.")
 ]
 ApiKeyEnv = Annotated[
     str | None, typer.Option(help="Environment variable with the API key that clients must send. Unset: no key.")

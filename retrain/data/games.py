@@ -166,11 +166,7 @@ class Walks(Drawn):
     """
 
     def __init__(
-        self,
-        seed: int,
-        *,
-        far: Annotated[int, Field(ge=1)] = 4,
-        steps: Annotated[int, Field(ge=1)] = 8,
+        self, seed: int, *, far: Annotated[int, Field(ge=1)] = 4, steps: Annotated[int, Field(ge=1)] = 8
     ) -> None:
         super().__init__(seed, far=far, steps=steps, p_astray=_P_ASTRAY)
         self.far, self.steps = far, steps

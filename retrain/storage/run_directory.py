@@ -53,9 +53,7 @@ _ROLLOUT_FILE = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
 _EVALUATION_FILE = re.compile(r"step-(\d{6,})(\..+)?\.jsonl\.gz")
 
 
-def _on_rank0(
-    method: Callable[Concatenate[RunDirectory, P], T],
-) -> Callable[Concatenate[RunDirectory, P], T]:
+def _on_rank0(method: Callable[Concatenate[RunDirectory, P], T]) -> Callable[Concatenate[RunDirectory, P], T]:
     """Decorate a method so that only rank 0 runs it. Every rank gets its result or its exception."""
 
     @wraps(method)

@@ -22,7 +22,7 @@ _METHOD = ("method", "condition")
 """Names of the column of methods; results.csv of a campaign has the second."""
 _KEYS = frozenset((*_METHOD, "seed", "task", "step", "problem"))
 _NO_METRIC = {"status", "reason", "host", "path", "epoch", "time", "timestamp", "elapsed_seconds"} | {
-    *("", "unnamed: 0", "__index_level_0__"),  # row numbers, as pandas writes them
+    *("", "unnamed: 0", "__index_level_0__")  # row numbers, as pandas writes them
 }
 """Numeric columns that are not metrics."""
 _RESULT = re.compile(r"(^|[^a-z])(eval|val|test|acc|accuracy|pass|avg@|score)")

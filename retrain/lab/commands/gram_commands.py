@@ -29,8 +29,7 @@ _Embedder = Annotated[
     ),
 ]
 _Literal = Annotated[
-    bool,
-    typer.Option("--literal", help="Cluster all n-grams with a sentence-transformer, and prune nothing."),
+    bool, typer.Option("--literal", help="Cluster all n-grams with a sentence-transformer, and prune nothing.")
 ]
 
 
