@@ -228,7 +228,7 @@ def plugins(
     as_json: Json = False,
 ) -> None:
     """List every component with its columns, parameters, defaults and origin, and the presets."""
-    from retrain.config.presets import preset_names
+    from retrain.config.presets import preset_names, preset_summary
     from retrain.registry import KINDS, components
     from retrain.registry.lookup import entry_names
 
@@ -237,7 +237,8 @@ def plugins(
         if of := [component.kind for component in components(None) if component.name == kind]:
             fix = f"{kind} is a component of the kind {of[0]}: retrain plugins {of[0]}"
         raise ConfigError.at("retrain plugins", str(kind), "no such kind of component", fix)
-    rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
+    presets = preset_names() if kind in (None, "preset") else ()
+    rows = [_row("preset", name, "built-in", preset_summary(name)) for name in presets]
     rows += [_described(component) for component in components(kind)]
     listed = {(row["kind"], row["name"]) for row in rows}
     # `components` leaves out entry points that cannot be imported; a user wants to see why.
@@ -285,12 +286,6 @@ def _show(console: Console, name: str, facts: dict[str, Any]) -> None:
         mark, style = ("✗", "red") if broken else ("-", "dim") if lacking else ("✓", "green")
         table.add_row(Text(mark, style), Text(key), Text(text, style if broken or lacking else ""))
     console.print(Text(name, "bold"), Padding(table, (0, 0, 0, 2)))
-
-
-def _preset(name: str) -> dict[str, Any]:
-    from retrain.config.presets import preset_summary
-
-    return _row("preset", name, "built-in", preset_summary(name))
 
 
 def _installed(kind: str, name: str) -> dict[str, Any]:

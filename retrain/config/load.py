@@ -22,7 +22,7 @@ from retrain.config.binder import Binder
 from retrain.config.document import Document, read
 from retrain.config.loaded_config import LoadedConfig
 from retrain.config.positions import KeyPath, leaves
-from retrain.config.presets import Preset, apply_task_settings
+from retrain.config.presets import apply_task_settings
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
 from retrain.config.rules.unread_keys import judged, unread_keys
@@ -93,18 +93,13 @@ def validate(document: Document) -> LoadedConfig:
     unread = {finding.at: document.at(finding.at, finding.problem, finding.fix) for finding in unread_keys(loaded)}
     if preset is not None:
         # A preset may set keys of components that the file replaces; they are no mistake of the file.
-        preset.unread.extend(path for path in unread if _from_preset(path, document, preset))
+        of_preset = {path for path, place in document.places.items() if place.preset or place.file == preset.file}
+        preset.unread.extend(path for path in unread if path in of_preset)
         unread = {path: problem for path, problem in unread.items() if path not in preset.unread}
     # A key that only an evaluation set reads is read.
     unread = {path: problem for path, problem in unread.items() if all(path in other.unread for other in sets.values())}
     warnings = [*document.warnings, *(warning for config_of_set in sets.values() for warning in config_of_set.warnings)]
     return replace(loaded, warnings=tuple(dict.fromkeys(warnings)), preset=preset, unread=unread, sets=sets)
-
-
-def _from_preset(path: KeyPath, document: Document, preset: Preset) -> bool:
-    """Return True if the preset sets a key: a built-in one, or a file of the user."""
-    place = document.places.get(path)
-    return place is not None and (place.preset != "" or place.file == preset.file)
 
 
 def _check_schema(document: Document) -> tuple[LoadedConfig, Binder]:

@@ -173,7 +173,8 @@ class LoadedConfig:
         corrections = chain[len(self._credit_chain()) :]
         anchored = any("sampler_logprobs" in term.reads for term in self.all("loss") if term.params["weight"] != 0)
         # One importance weight is enough: two would multiply.
-        if not exact and not anchored and not any(map(_is_weight, chain)):
+        drop = [registry.transform.traits_of(stage.component).drops_only for stage in filter(is_correction, chain)]
+        if not exact and not anchored and all(drop):
             usual = self.named("transform", DEFAULT_CORRECTION)
             corrections = (*corrections, usual) if usual else corrections
         return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1], self.signal)
@@ -245,11 +246,6 @@ class LoadedConfig:
 def is_correction(stage: Bound) -> bool:
     """Return True for a transform that corrects for the mismatch of sampler and trainer (trait `correction`)."""
     return registry.transform.traits_of(stage.component).correction
-
-
-def _is_weight(stage: Bound) -> bool:
-    """Return True for a correction that multiplies by importance weights; a run has at most one."""
-    return is_correction(stage) and not registry.transform.traits_of(stage.component).drops_only
 
 
 def reward_columns(rewards: Sequence[Bound]) -> list[tuple[str, float]]:
