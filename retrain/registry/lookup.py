@@ -137,9 +137,8 @@ def _load_entry_point(kind: str, name: str) -> Component:
     for (of, registered_name), component in REGISTERED.items():
         module = component.target.__module__
         if registered_name in BUILT_IN.get(of, ()) and module != _built_in_module(of, registered_name):
-            problem = (
-                f"{of} {registered_name!r} is registered twice: by {module} and {_built_in_module(of, registered_name)}"
-            )
+            other = _built_in_module(of, registered_name)
+            problem = f"{of} {registered_name!r} is registered twice: by {module} and {other}"
             raise ComponentError(problem, "rename one of them")
     registered = REGISTERED.get((kind, name))
     if registered is not None and registered.source == "built-in" and registered.target is target:

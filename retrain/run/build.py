@@ -116,11 +116,9 @@ def _measured(context: RunContext, config_of_set: LoadedConfig, loaded: LoadedCo
 
     It shares the reward pool of training unless the set configures rewards of its own.
     """
-    pool = (
-        context.pool
-        if config_of_set.config.rewards == loaded.config.rewards
-        else reward_pool(config_of_set, context.ranks, context.directory.path)
-    )
+    pool = context.pool
+    if config_of_set.config.rewards != loaded.config.rewards:
+        pool = reward_pool(config_of_set, context.ranks, context.directory.path)
     return replace(context, config=config_of_set.config, task=task, pool=pool)
 
 

@@ -55,10 +55,8 @@ class Fork:
         ready, started = _SERVER.Pipe(duplex=False)
         program = (module, arguments, log.absolute(), {**os.environ, **environment}, code, started)
         self._process = _SERVER.Process(target=_run, args=program)
-        main, sys.modules["__main__"] = (
-            sys.modules["__main__"],
-            ModuleType("__main__"),
-        )  # multiprocessing sends its path
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # multiprocessing sends its path
         try:
             self._process.start()
         finally:

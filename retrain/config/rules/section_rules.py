@@ -43,22 +43,20 @@ def run_folder(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
 
 def positions(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that completions leave room for a prompt in the model's context, if its config.json is local."""
-    context_length = _positions(config.model.path)
+    limit = _positions(config.model.path)
     budgets = {("training", "max_tokens"): config.training.max_tokens, ("eval", "max_tokens"): config.eval.max_tokens}
     for path, most in budgets.items():
-        if context_length and most and most >= context_length:
-            problem = (
-                f"{most} tokens of completion leave no room for a prompt in the model's {context_length} positions"
-            )
-            yield Finding(path, problem, f"use at most {context_length} minus the tokens of the longest prompt")
+        if limit and most and most >= limit:
+            problem = f"{most} tokens of completion leave no room for a prompt in the model's {limit} positions"
+            yield Finding(path, problem, f"use at most {limit} minus the tokens of the longest prompt")
 
 
 def _positions(path: str) -> int | None:
     """Return the model's context length in tokens; None if its config.json is not local or does not contain it."""
     stored = stored_config(path)
     for config in (stored, stored.get("text_config")):  # multimodal models nest the text model's
-        if isinstance(config, dict) and isinstance(context_length := config.get("max_position_embeddings"), int):
-            return context_length
+        if isinstance(config, dict) and isinstance(limit := config.get("max_position_embeddings"), int):
+            return limit
     return None
 
 

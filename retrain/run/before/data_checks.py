@@ -145,9 +145,7 @@ def _check_problems(
         return
     for index, reward in enumerate(loaded.all("reward")):
         check = _check_of(reward)
-        wrong = (
-            {problem.place or problem.id: text for problem in problems() if (text := check(problem))} if check else {}
-        )
+        wrong = {problem.place or problem.id: why for problem in problems() if (why := check(problem))} if check else {}
         if wrong:
             listed = "; ".join(f"{name}: {text}" for name, text in [*wrong.items()][:_SHOWN])
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""

@@ -362,9 +362,8 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         facts |= {"ranks": ranks, "memory_is_of": "each rank"}
         # Between no memory and infinite memory lies the size at which "auto" changes its mind.
         if megabytes(inf) != megabytes(0):
-            least = (
-                f"of at least {2 * frozen_base(shape, settings) / 1e9:.2g} GB, which hold the whole LoRA base, MB about"
-            )
+            size = 2 * frozen_base(shape, settings) / 1e9
+            least = f"of at least {size:.2g} GB, which hold the whole LoRA base, MB about"
             facts[f"memory on GPUs {least}"] = megabytes(inf)
     return facts
 
