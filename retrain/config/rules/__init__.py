@@ -27,7 +27,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         credit.decoupled_rewards,
     ),
     "source": (credit.expert_rows, credit.own_rows, credit.stored_rollouts),
-    "training": (sections.minibatches, sections.micro_batch, sections.first_steps, sections.stop_when),
+    "training": (sections.minibatches, sections.micro_batch, sections.stop_when),
     "distributed": (sections.blocks,),
     "eval": (sections.eval_sets, sections.pass_at, sections.measured),
 }

@@ -17,9 +17,6 @@ from retrain.registry import Finding
 from retrain.system.files import expanded
 from retrain.system.model_paths import problem_with, stored_config
 
-_AT_THE_START = {"delay", "delay_steps", "warmup_steps"}
-"""Keys of components that count steps at the start of a run."""
-
 
 def model_path(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that the model is a directory, a name on the hub or a built-in model."""
@@ -119,16 +116,6 @@ def micro_batch(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
         problem = f"{limit} tokens are fewer than one completion of max_tokens = {most}"
         fix = f"use at least {2 * most}, so that the prompt fits as well"
         yield Finding(("training", "micro_batch_tokens"), problem, fix)
-
-
-def first_steps(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
-    """Warn about a key of the file that counts steps at the start, if the run ends before them, as a trial may."""
-    last = config.training.max_steps
-    for name, table in loaded.tables.items():
-        for key in _AT_THE_START & {*table}:
-            if isinstance(table[key], int) and table[key] >= last:
-                problem = f"covers the first {table[key]} steps, and the run has {last}"
-                yield Finding((name, key), problem, "lower it, or raise [training] max_steps", fatal=False)
 
 
 def stop_when(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
