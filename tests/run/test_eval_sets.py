@@ -66,9 +66,9 @@ def test_each_set_is_measured_with_its_own_problems_and_rewards(sets, train, tmp
     assert [{key: row[key] for key in plain[0]} for row in measured] == plain, "sets change no other figure"
 
 
-def test_a_set_may_truncate_what_it_samples(toml, train):
-    toml.write_text(toml.read_text() + '[[eval.sets]]\nname = "sharp"\nproblems = 4\nsamples = 3\ntop_k = 1\n')
-    run = train("training.max_steps=0")
+def test_truncated_sampling_holds_for_sets_as_well(toml, train):
+    toml.write_text(toml.read_text() + '[[eval.sets]]\nname = "sharp"\nproblems = 4\nsamples = 3\n')
+    run = train("eval.top_k=1", "training.max_steps=0")
     [row] = rows(run / "eval.jsonl")
     assert row["sharp/accuracy"] == row["sharp/greedy_accuracy"]
     with gzip.open(next((run / "eval").glob("*sharp*")), "rt") as lines:
