@@ -19,7 +19,7 @@ from benchmarks.evidence.replications import (
     word,
 )
 from benchmarks.results import read
-from retrain.campaign.verdict.analysis import Judged
+from retrain.campaign.verdict.judging import Judged
 
 FOUND = with_results()
 
