@@ -48,8 +48,8 @@ class ConfigProblem:
     exit_code: int = 2
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return f"{place}: {self.key}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
+        position = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{position}: {self.key}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
 
 
 class ConfigError(RetrainError):
@@ -68,14 +68,14 @@ class ConfigError(RetrainError):
         super().__init__("\n".join(str(problem) for problem in problems))
 
     @classmethod
-    def at(cls, place: object, key: str, problem: str, fix: str = "") -> Self:
+    def at(cls, subject: object, key: str, problem: str, fix: str = "") -> Self:
         """Return the error for a single problem that has no line: of a path, an option or an argument.
 
         Args:
-            place: what the message begins with, such as a path or the name of a command.
+            subject: what the message begins with, such as a path or the name of a command.
             key, problem, fix: see `ConfigProblem`.
         """
-        return cls([ConfigProblem(str(place), 0, 0, key, problem, fix)])
+        return cls([ConfigProblem(str(subject), 0, 0, key, problem, fix)])
 
 
 class ComponentError(RetrainError):

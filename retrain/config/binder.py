@@ -63,6 +63,7 @@ class Binder:
             from retrain.config.mistakes import catalog, collect
 
             valid_names = self._load_catalog() if self._load_catalog else catalog({component.table: component.schema})
+            # The paths of a catalog have no list indices.
             params_path = tuple(part for part in slot.params_path if isinstance(part, str))
             valid_names = {**valid_names, params_path: [*component.schema.model_fields]}
             collect(self.document, error.error, valid_names, lambda location: self._locate(slot, component, location))
@@ -70,6 +71,7 @@ class Binder:
         except ComponentError as error:
             self.document.refuse(slot.path, error.problem, error.fix)
             return None
+        # The weight of an entry is above the `weight` in the term's own table.
         return bound if slot.weight is None else Bound(component, {**bound.params, "weight": slot.weight})
 
     def written(self) -> dict[Slot, Bound]:
@@ -83,6 +85,7 @@ class Binder:
             if isinstance(table, dict):
                 with suppress(ParameterError):
                     slot = Slot(component.kind, component.name, (component.table,))
+                    # The table may also have keys of other components that share it.
                     written[slot] = component.bind(component.takes(table))
         return written
 
@@ -99,6 +102,7 @@ class Binder:
             config: the sections.
         """
         checks = {
+            # Parameters beside the name make the values its own, so that it is checked separately.
             (check, component.component.table, slot.params_path if slot.params else ()): (slot, component)
             for slot, component in bound.items()
             if (check := trait(component.component.traits))
@@ -120,6 +124,7 @@ class Binder:
         # Several dotted paths share [algorithm.transform_params], and each takes what it has.
         if beside and not slot.inline and self._readers(slot.params_path) > 1:
             beside = component.takes(beside)
+        # The schema reports a table that is another value.
         if not isinstance(table, dict):
             return beside
         # With one reader every unknown key is a mistake; with several it may be a key of another.
@@ -138,6 +143,7 @@ class Binder:
     def _locate(self, slot: Slot, component: Component, location: KeyPath) -> KeyPath:
         """Return the path of a parameter: in the component's own table or next to its name."""
         table = self.document.data.get(component.table)
+        # A missing parameter is in neither place: it is reported in the component's table if the file has that.
         in_table = isinstance(table, dict) and (location[0] in table or not component.has_params_table)
         inline = location[0] in slot.params or (slot.params_path and not in_table)
         return (*slot.params_path, *location) if inline else (component.table, *location)

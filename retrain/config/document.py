@@ -77,10 +77,10 @@ class Document:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
         # A missing key has no place of its own; the innermost table around it has.
         around = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.places), ())
-        place = self.places.get(around, Place(self.file, 1, 1, ()))
-        key = show((*place.typed, *path[len(around) :]))
-        problem += f' (set by preset "{place.preset}")' if place.preset else ""
-        return ConfigProblem(place.file, place.line, place.column, key, problem, fix, exit_code)
+        key_place = self.places.get(around, Place(self.file, 1, 1, ()))
+        key = show((*key_place.typed, *path[len(around) :]))
+        problem += f' (set by preset "{key_place.preset}")' if key_place.preset else ""
+        return ConfigProblem(key_place.file, key_place.line, key_place.column, key, problem, fix, exit_code)
 
     def refuse(self, path: KeyPath, problem: str, fix: str, exit_code: int = 2) -> None:
         """Record an error."""

@@ -26,7 +26,9 @@ def json_schema() -> dict[str, Any]:
     for kind in registry.KINDS.values():
         section, key = kind.key or ("", "")
         if section in Config.model_fields:
+            # These keys also accept names that are not components.
             also = {"transform": tuple(CHAINS), "algorithm": preset_names(), "engine": (AUTO,)}.get(kind.name, ())
+            # "sepa" is the name of a chain and of a transform, and the values of an enum must differ.
             names = list(dict.fromkeys((*also, *registry.names(kind.name))))
             mixes = [(mix, keys[kind.name][0]) for mix, keys in MIXED.items() if kind.name in keys]
             for table, named in ((section, key), *mixes):
@@ -55,6 +57,7 @@ def json_schema() -> dict[str, Any]:
 def _choice(schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """Return the schema of a key that names a component: each string is one of `names` or a dotted path."""
     if schema.get("type") == "string":
+        # The alternatives of `anyOf` state the type themselves.
         kept = {key: value for key, value in schema.items() if key not in ("type", "minLength")}
         return kept | {"anyOf": [{"enum": names}, {"type": "string", "pattern": _DOTTED}]}
     if "items" in schema:

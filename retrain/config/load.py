@@ -93,7 +93,9 @@ def validate(document: Document) -> LoadedConfig:
     unread = {finding.at: document.at(finding.at, finding.problem, finding.fix) for finding in unread_keys(loaded)}
     if preset is not None:
         # A preset may set keys of components that the file replaces; they are no mistake of the file.
-        of_preset = {path for path, place in document.places.items() if place.preset or place.file == preset.file}
+        of_preset = {
+            path for path, key_place in document.places.items() if key_place.preset or key_place.file == preset.file
+        }
         preset.unread.extend(path for path in unread if path in of_preset)
         unread = {path: problem for path, problem in unread.items() if path not in preset.unread}
     # A key that only an evaluation set reads is read.

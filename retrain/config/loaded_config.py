@@ -106,7 +106,8 @@ class LoadedConfig:
     @property
     def overrides(self) -> list[str]:
         """Overrides from the command line, as `--set key=value`."""
-        return list(dict.fromkeys(place.file for place in self.places.values() if not place.line))
+        # The place of an override has line 0, and the flag in place of a file.
+        return list(dict.fromkeys(key_place.file for key_place in self.places.values() if not key_place.line))
 
     def resolved(self) -> dict[str, Any]:
         """Return the complete configuration as JSON data: sections with defaults, tables, components by kind."""
@@ -116,6 +117,7 @@ class LoadedConfig:
             components.setdefault(slot.kind, []).append(row)
         return {
             **self.config.model_dump(mode="json"),
+            # A default of a plug-in may be an object that JSON does not have.
             **to_jsonable_python(self.tables, fallback=str),
             "components": to_jsonable_python(components, fallback=str),
         }
@@ -177,11 +179,13 @@ class LoadedConfig:
         if not exact and not anchored and all(drop):
             usual = self.named("transform", DEFAULT_CORRECTION)
             corrections = (*corrections, usual) if usual else corrections
+        # The last reduction is `[mix] sft_reduction` if the file sets that, else the only one.
         return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1], self.signal)
 
     def _credit_chain(self) -> tuple[Bound, ...]:
         """Return the transforms without trailing corrections: the update computes them from its own forward pass."""
         chain = self.all("transform")
+        # A correction before another transform stays in the chain, because that transform reads its result.
         return chain[: max((length for length, stage in enumerate(chain, 1) if not is_correction(stage)), default=0)]
 
     @property
@@ -208,7 +212,9 @@ class LoadedConfig:
             ComponentError: nothing computes a column that is read.
         """
         stages = self.credit if credit is None else credit
+        # Only the `ctx` of a plain function shows the parameters of other transforms.
         has_context = any(stage.component.contract == "context" for stage in stages)
+        # Sorted, because the order of a set of texts differs between processes, and ranks compute together.
         signals = sorted(objective.signals) if objective else ()
         return Pipeline.resolve(
             stages,
@@ -270,6 +276,7 @@ def division(config: Config, ratios: Sequence[float]) -> tuple[int, list[int]]:
     rows = config.training.batch_size * config.training.group_size
     # 1e-9 absorbs rounding: 0.07 * 100 is 7.000000000000001, which `ceil` would make 8.
     source_rows = [ceil(ratio * rows - 1e-9) for ratio in ratios]
+    # Rounded down, so that a step never has more rows than batch_size x group_size.
     return (rows - sum(source_rows)) // config.training.group_size, source_rows
 
 

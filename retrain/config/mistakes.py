@@ -78,6 +78,7 @@ def collect(
     details_at: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         path = locate(detail["loc"])
+        # The data do not contain a missing key, so its location is kept as pydantic reports it.
         details_at.setdefault(path if detail["type"] == "missing" else _existing(document.data, path), []).append(
             detail
         )
@@ -113,6 +114,7 @@ def _existing(data: Any, location: KeyPath) -> KeyPath:
 
 
 def _describe(document: Document, path: KeyPath, details: list[ErrorDetails], valid_keys: Catalog) -> tuple[str, str]:
+    # Several details at a path are the alternatives of a union. They usually differ only in the type they want.
     detail = details[0]
     kind = detail["type"]
     value = detail["input"]
@@ -123,8 +125,10 @@ def _describe(document: Document, path: KeyPath, details: list[ErrorDetails], va
     if kind == "missing":
         return "is missing", f"add {path[-1]} = ..." if isinstance(path[-1], str) else "make the list one longer"
     if kind in _LENGTHS:
+        # "too_short" -> "short"
         return f"{shown} is too {kind[4:]}", _LENGTHS[kind].format(**context)
     if kind == "literal_error":
+        # pydantic has the names only in a text: "'a', 'b' or 'c'".
         names = [name.strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(", ")]
         fix = f"{did_you_mean(str(value), names)} use one of {', '.join(map(_toml, names))}".lstrip()
         return f"{shown} is not a valid value", fix
@@ -134,6 +138,7 @@ def _describe(document: Document, path: KeyPath, details: list[ErrorDetails], va
     wanted = " or ".join(dict.fromkeys(_TYPES[item["type"]] for item in details if item["type"] in _TYPES))
     if wanted:
         return f"must be {wanted}, not {shown}", _retype(path, wanted, value)
+    # The value begins our message, in place of pydantic's first word.
     message = re.sub(r"^(Input|String|Value error,) ", "", detail["msg"])
     return f"{shown}: {message}", "change the value"
 
@@ -218,6 +223,7 @@ def _number(value: Any) -> Any:
     """Return the finite number that a text spells, as 1e-05 for ".00001"; anything else as it is."""
     with suppress(ValueError):
         if isinstance(value, str) and isfinite(float(value)):
+            # As a float, 1 would be written as 1.0, and a long integer would lose digits.
             return int(value) if value.strip().isdecimal() else float(value)
     return value
 
@@ -240,6 +246,7 @@ def translated(key: str, value: Any) -> str:
     tables = aliases()["tables"]
     if not isinstance(value, Mapping):
         advice = _advice("", key, value)
+        # Advice with an assignment can be copied; other advice explains.
         return advice and f"{'write' if ' = ' in advice else 'here'} {advice}"
     inside = cast("Mapping[str, Any]", value) if key in tables["inside"] else {}
     if inner_advice := list(dict.fromkeys(filter(None, _inside(key, inside)))):
@@ -266,6 +273,7 @@ def _advice(table: str, key: str, value: Any) -> str:
     advice = advice_by_key().get(f"{table}.{key}") or advice_by_key().get(key, "")
     if isinstance(advice, str):  # the user fills in tables and lists
         return advice.replace("{value}", toml(value) if isinstance(value, bool | str | int | float) else "...")
+    # One key of aliases.toml serves several spellings, such as "token-mean" and "token_mean".
     return advice.get(str(value).lower().replace("-", "_")) or " or ".join(dict.fromkeys(advice.values()))
 
 

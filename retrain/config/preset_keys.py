@@ -96,10 +96,10 @@ def _keep(document: Document, preset: Preset, path: KeyPath, set_at: KeyPath) ->
 
 def _places(document: Document, source: Document, name: str, path: KeyPath) -> dict[KeyPath, Place]:
     """Return the places of a key of the preset; the place of a built-in one is the key that names it."""
-    places = {key_path: place for key_path, place in source.places.items() if overlap(key_path, path)}
+    places = {key_path: key_place for key_path, key_place in source.places.items() if overlap(key_path, path)}
     naming = document.places.get(PRESET_KEY)
     if naming is not None and name in preset_names():
-        places = {at: replace(naming, typed=place.typed, preset=name) for at, place in places.items()}
+        places = {at: replace(naming, typed=key_place.typed, preset=name) for at, key_place in places.items()}
     return places
 
 
@@ -130,8 +130,8 @@ def _each_entry(preset_keys: Iterator[tuple[KeyPath, Any]], data: Mapping[str, A
 
 def _users_file(document: Document, name: str) -> Path | None:
     """Return the path of the user's preset, relative to the file that names it; None after recording an error."""
-    place = document.places.get(PRESET_KEY)
-    file = (Path(place.file).parent if place and place.line else Path()) / expanded(name)
+    naming = document.places.get(PRESET_KEY)
+    file = (Path(naming.file).parent if naming and naming.line else Path()) / expanded(name)
     if isfile(file):
         return file
     document.refuse(PRESET_KEY, f'there is no file "{file}"', "give the path of a TOML file, relative to this one")

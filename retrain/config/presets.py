@@ -53,8 +53,10 @@ def apply_task_settings(document: Document) -> None:
     """Add the settings that a registered task recommends (trait `settings`) and the document does not set."""
     section = document.data.get("task")
     name = section.get("name") if isinstance(section, dict) else None
+    # Other code of the user is imported only after the schema is valid, and would set these keys too late.
     if not isinstance(name, str) or not registry.is_registered("task", name):
         return
     for path, value in leaves(registry.task.traits_of(registry.find("task", name)).settings):
         if not set_already(document.data, path):
+            # The trait is shared by all configurations of the process.
             document.set(path, copy.deepcopy(value), {})

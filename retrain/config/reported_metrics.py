@@ -68,9 +68,11 @@ def result_problem(name: str, loaded: LoadedConfig) -> tuple[str, str] | None:
     is_figure = figure in config.eval.figures() or (around != "" and "@" in figure)
     if name.startswith("task/") or (around in labels and is_figure):
         return None
+    # `[checkpoint] best` has eval/accuracy, but the rows of eval.jsonl have accuracy.
     if around == "eval" and is_figure:
         return f'the results of a campaign have no "{name}"', f'write metric = "{figure}"'
     problem = metric_problem(name, loaded)
+    # A name with an area is meant to be a step's; a name without one, an evaluation's.
     if problem is None or "/" in name:
         return problem
     figures = config.eval.figures()

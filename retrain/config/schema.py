@@ -16,6 +16,7 @@ from retrain.config.sections.problems import Environment, Mixed, MixedTask, Rewa
 from retrain.config.sections.section import Array, Count, Decay, Natural, Params, Positive, Problems, Section, Seed
 from retrain.system.model_paths import RANDOM_MODEL
 
+# A leading dash would look like an option of a command, and a leading dot would hide the directory.
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
 REAL_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {"optimizer": {"lr": 1e-6}, "warmup": {"steps": 0}}
@@ -348,6 +349,7 @@ class Config(Section):
             # Before validation: afterwards a default looks like a value that was written.
             case {"model": {"path": str(path), **others}} if path != RANDOM_MODEL:
                 lora = LORA_DEFAULTS if others.get("lora") is not None else {}
+                # A section that is not a table stays as it is, for validation to refuse.
                 given = [name for name in REAL_MODEL_DEFAULTS if isinstance(data.get(name, {}), Mapping)]
                 defaults = {name: REAL_MODEL_DEFAULTS[name] | lora.get(name, {}) for name in given}
                 return {**data, **{name: defaults[name] | dict(data.get(name, {})) for name in given}}

@@ -56,6 +56,7 @@ class Slot:
     name: str
     path: KeyPath
     params_path: KeyPath = ()
+    # Not compared: slots are keys of dicts, and a dict has no hash.
     params: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
     inline: bool = False
     weight: float | None = None
@@ -63,12 +64,14 @@ class Slot:
 
 def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
     """Yield every key that names a component: keys of sections, and parameters of tables annotated with a kind."""
+    # The rule `mixture` refuses both sections beside each other.
     mix = next((section for section in MIXED if getattr(config, section)), "")
     yield from _expert_slots(config)
     for kind in registry.KINDS.values():
         mixed = MIXED[mix].get(kind.name) if mix else None
         section, key, params_key = (mix, *mixed) if mixed else (*(kind.key or ("", "")), kind.params)
         several = getattr(config, section, ())
+        # A list of tables is a tuple of entries; a section is a single model.
         whole = not isinstance(several, tuple)
         for index, entry in enumerate((several,) if whole else several):
             around: KeyPath = (section,) if whole else (section, index)

@@ -39,7 +39,7 @@ class Episode(Transcript):
     Attributes:
         group: number of its group in the step.
         member: index in its group.
-        place: index among all episodes of one call of `EpisodeRunner.roll`.
+        call_index: index among all episodes of one call of `EpisodeRunner.roll`.
         stream: random stream of its group's request.
         session: number of its group's session, see `Request.session`; None without an environment.
         left: number of tokens that the model may still sample.
@@ -55,7 +55,7 @@ class Episode(Transcript):
     problem: Problem
     group: int
     member: int
-    place: int
+    call_index: int
     stream: int
     left: int
     session: int | None = None
@@ -246,7 +246,7 @@ class EpisodeRunner:
             if completion is None:
                 stream = turn_stream(episode.stream, episode.member, len(episode.turns))
                 request = Request(episode.context, 1, self._budget(episode), stream, episode.session)
-                [completion] = await lane.generate(request, (episode.place, len(episode.turns)))
+                [completion] = await lane.generate(request, (episode.call_index, len(episode.turns)))
             episode.add_turn(completion, episode.state)
             episode.left -= len(completion.ids)
             completion = None

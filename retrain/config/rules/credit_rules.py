@@ -105,6 +105,7 @@ def corrections(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
         if why := _no_correction(stage):
             problem = f'"{stage.name}" declares correction=True but {why}'
             yield Finding(_TRANSFORMS, problem, "remove correction=True, or fix the transform")
+    # Importance weights would multiply, whereas a token can be dropped twice without harm.
     weights = [stage.name for stage in corrections if not registry.transform.traits_of(stage.component).drops_only]
     anchored = [term.name for term in loaded.objective(exact=False).terms if "sampler_logprobs" in term.reads]
     if weights and anchored:
@@ -148,6 +149,7 @@ def own_rows(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
         # Rounded down, so that the number in the message is valid itself.
         most = int((1 - 1 / batch) * 1000) / 1000
         together = "" if len(used) == 1 else " together"
+        # With one prompt per step no ratio leaves room for it.
         fix = f"use a ratio of at most {most:g}{together}" if batch > 1 else "raise [training] batch_size"
         slot = next(slot for slot, source in loaded.slots.items() if source is used[0])
         yield Finding((*slot.params_path, registry.source.traits_of(used[0].component).ratio), problem, fix)
@@ -169,6 +171,7 @@ def overlap(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     engine, group_filter = loaded.optional("engine"), loaded.one("filter")
     by_outcomes = loaded.pipeline.judges_rollouts
     path = _MODE if config.rollout.continuous else _OVERLAP
+    # With "auto" the model decides, so `build` checks the engine that is chosen.
     if engine is not None:
         try:
             check_engine(engine.component)

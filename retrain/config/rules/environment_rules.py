@@ -44,9 +44,11 @@ def unread_settings(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
 
 def fields(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that environments read only fields that problems have."""
+    # An environment for another interpreter is not among them: only its workers can import it.
     bound = loaded.all("environment")
     if not bound:
         return
+    # Imported here, because most runs have no environment.
     from retrain.environments.contract import fields_read
 
     for environment in bound:

@@ -43,6 +43,7 @@ def positions(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     limit = _positions(config.model.path)
     budgets = {("training", "max_tokens"): config.training.max_tokens, ("eval", "max_tokens"): config.eval.max_tokens}
     for path, most in budgets.items():
+        # Equal is too long as well: a prompt has at least one token.
         if limit and most and most >= limit:
             problem = f"{most} tokens of completion leave no room for a prompt in the model's {limit} positions"
             yield Finding(path, problem, f"use at most {limit} minus the tokens of the longest prompt")
@@ -82,6 +83,7 @@ def extras(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
         (("optimizer", "name"), config.optimizer.name == "adamw8bit", "bitsandbytes", "8bit"),
         (("model", "quantization"), config.model.quantization, "bitsandbytes", "8bit"),
     ):
+        # Not imported, because both packages import torch.
         if used and importlib.util.find_spec(package) is None:
             yield Finding(path, f"{package} is not installed", install(extra))
 
@@ -90,6 +92,7 @@ def blocks(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse to shard tensors that are quantized in blocks."""
     four, eight = config.model.quantization is not None, config.optimizer.name == "adamw8bit"
     if config.distributed.shard == "full" and (four or (eight and config.model.lora is None)):
+        # Block sizes of bitsandbytes: 64 weights in nf4, 256 values in an 8-bit moment.
         cause, size = ("[model] quantization keeps weights", 64) if four else ("adamw8bit keeps its moments", 256)
         fix = "remove quantization" if four else '[optimizer] name = "adamw"'
         problem = f"{cause} in blocks of {size} weights, which cannot be sharded"
@@ -126,6 +129,7 @@ def stop_when(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     if [stop.above, stop.below, stop.patience].count(None) != 2:
         fix = 'write { metric = "eval/accuracy", above = 0.95 }'
         yield Finding(path, "needs exactly one of above, below and patience", fix)
+    # `unmeasured` checks the metrics of evaluations, when the evaluation sets are known.
     if stop.event == "step" and (mistake := metric_problem(stop.metric, loaded)):
         yield Finding((*path, "metric"), *mistake)
 

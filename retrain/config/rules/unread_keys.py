@@ -95,6 +95,7 @@ def _readers(loaded: LoadedConfig, used: Mapping[Slot, Bound]) -> Iterator[tuple
     # With "auto" all engines that may be chosen are readers, because the choice needs the model.
     engines = loaded.engines()
     on_policy = not loaded.config.rollout.ahead
+    # The update adds a correction unless sampler and trainer agree, and then the correction's table is read.
     exact = on_policy and all(registry.engine.traits_of(engine.component).exact for engine in engines)
     others = [*engines, *loaded.objective(exact).corrections]
     others += [stage for stage in loaded.pipeline.graph if stage.kind == "signal"]
@@ -110,6 +111,7 @@ def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]
     why: list[Reason] = []
     for reader, entry in readers:
         component = reader.component
+        # The same file configures `retrain serve`, which reads these keys.
         served = registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
         if component.table == name and (component.takes({key: None}) or key in served):
             reason = _switched_off(reader, key)

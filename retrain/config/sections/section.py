@@ -23,5 +23,6 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Problems = Annotated[int, Field(ge=0, le=1_000_000)]
 """Number of problems that are created and held in memory before training begins."""
+# TOML integers have 64 bits, one of them for the sign.
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Params = dict[str, Any]

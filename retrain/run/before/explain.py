@@ -232,9 +232,9 @@ def _learning_rate(loaded: LoadedConfig) -> str:
     return f"{loaded.config.optimizer.lr:g}, {where}"
 
 
-def _line(place: Place) -> str:
-    by = f'(preset "{place.preset}")' if place.preset else ""
-    return " ".join(filter(None, (f"line {place.line}" if place.line else "", by)))
+def _line(key_place: Place) -> str:
+    by = f'(preset "{key_place.preset}")' if key_place.preset else ""
+    return " ".join(filter(None, (f"line {key_place.line}" if key_place.line else "", by)))
 
 
 def _batch(loaded: LoadedConfig) -> dict[str, Any]:
