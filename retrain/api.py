@@ -232,6 +232,7 @@ def _as_flags(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _flags(key: str, value: Any) -> Iterator[str]:
+    # An empty table has no key to set, and is itself the value.
     if isinstance(value, Mapping) and value:
         yield from _as_flags(value, f"{key}.")
     elif value is None:

@@ -44,6 +44,7 @@ class Sampler(Protocol):
     takes_adapters: bool = False
     continuous: bool = False
 
+    # Without it, `typing.Protocol` gives classes an `__init__` of *args, which name no part of a run.
     def __init__(self) -> None:
         """Take no parameters, unless the class defines its own `__init__`."""
 
@@ -122,6 +123,7 @@ class CheckpointRows:
 
 def tolerance_of(dtype: Any) -> float:
     """Return the mean log-prob difference per token, in nats, that rounding in a torch dtype can cause."""
+    # `dtype` is torch's, which this module does not import, or its name.
     return 1e-3 if "32" in str(dtype) else 0.15
 
 

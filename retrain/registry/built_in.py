@@ -124,6 +124,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "sequence_mean": "retrain.algorithms.reductions:sequence_mean",
         "sequence_sum": "retrain.algorithms.reductions:sequence_sum",
         "dr_grpo": "retrain.algorithms.reductions:dr_grpo",
+        # The same reductions by verl's names.
         "token-mean": "retrain.algorithms.reductions:token_mean",
         "seq-mean-token-mean": "retrain.algorithms.reductions:sequence_mean",
         "seq-mean-token-sum": "retrain.algorithms.reductions:sequence_sum",

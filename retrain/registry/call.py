@@ -26,6 +26,7 @@ RESERVED = {
 _LIBRARIES = (
     *(f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "purelib", "platlib")),
     f"{Path(__file__).parents[1]}/",
+    # Frames of importlib, which a failed import adds.
     "<frozen",
 )
 """Prefixes of the file names of stack frames that do not belong to the user's code."""
@@ -70,6 +71,7 @@ class Call:
             UserCodeError: the component raised an exception (its stack frames are added as a note),
                 or modified one of the columns.
         """
+        # Only tensors have `_version`. This module does not import torch.
         tensors = {name: value for name, value in (columns or {}).items() if hasattr(type(value), "_version")}
         copied = sum(value.numel() for value in tensors.values()) <= _LARGEST_COPY
         before = {name: _snapshot(value, copied) for name, value in tensors.items()}
@@ -84,6 +86,7 @@ class Call:
             raise failure from error
         finally:
             if os.getpid() != process:
+                # `os.write` and `os._exit` leave the copies of the parent's buffers and exit handlers alone.
                 text = f'{self.kind} "{self.name}": a forked process ends where it leaves the component\n'
                 os.write(2, text.encode())
                 os._exit(1)
@@ -123,6 +126,7 @@ class Call:
 
     def number(self, value: Any, what: str) -> float:
         """Convert a number to a float; raise an error that names it `what` if it is not a number."""
+        # `float` would also convert text such as "1".
         if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
             raise self.fail(f"{what} is {shown(value)}, not a number")
         try:
@@ -205,5 +209,6 @@ def own_frames(error: BaseException) -> str:
 
 def _shorten(text: str) -> str:
     """Limit the length of a text and replace control characters."""
+    # A terminal would act on control characters.
     text = text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + " ..."
     return "".join(char if char.isprintable() else " " if char.isspace() else "·" for char in text)

@@ -103,6 +103,7 @@ class Component:
             return PLAIN_READS[self.contract]
         if not inspect.isclass(self.target):
             return _positional(self.target)
+        # `getattr` finds an inherited method, or else that of the metaclass, which is not a function.
         call: Any = vars(self.target).get("__call__") or getattr(self.target, "__call__", None)  # noqa: B004
         return _positional(call)[1:] if inspect.isfunction(call) else ()
 
@@ -150,11 +151,13 @@ class Component:
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 config = OPEN
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                # pydantic writes a required field as `...`.
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
                 fields[parameter.name] = (_annotation(self.target, parameter), default)
         # Every term has a weight, also one whose function does not take it.
         if isinstance(self.traits, LossTraits) and "weight" not in fields:
             fields["weight"] = (float, float(self.traits.weight))
+        # A plain function takes its parameters as a dict, of which the keys are not declared.
         if self.contract != "columns":
             config = OPEN
         try:
@@ -169,6 +172,7 @@ class Component:
     def _untypable(self, types: Mapping[str, Any]) -> ComponentError:
         """Return the error for parameters whose types cannot be expressed in TOML."""
         wrong = list[str]()
+        # pydantic's error does not name the parameter, so each type is tried alone.
         for name, annotation in types.items():
             try:
                 TypeAdapter(annotation).json_schema()
@@ -184,6 +188,7 @@ class Component:
 
     def require_extra(self) -> None:
         """Raise MissingExtraError if the library named by the trait `extra` is not installed."""
+        # Not imported, which may take seconds.
         if self.traits.extra and importlib.util.find_spec(self.traits.extra[0]) is None:
             raise MissingExtraError(*self.traits.extra)
 
@@ -220,6 +225,7 @@ class Component:
             model = self.schema.model_validate(dict(params or {}))
         except ValidationError as error:
             raise ParameterError(self, error) from None
+        # Not `model_dump`, which would turn nested models into dicts.
         values = {name: getattr(model, name) for name in type(model).model_fields}
         return Bound(self, values | (model.model_extra or {}))
 
@@ -263,6 +269,7 @@ class Bound:
         if self.component.source == "dotted path":
             return self.name
         target = self.component.target
+        # Such a function is called outer.<locals>.inner, which cannot be imported.
         if "<" in target.__qualname__:
             problem = f'{self.component.kind} "{self.name}" is defined inside a function'
             raise ComponentError(problem, "move it to the module's top level")
@@ -352,6 +359,7 @@ class Kind(Generic[P, T_co]):
                 kind has no such trait.
         """
         made = cast("Callable[..., T_co]", self.traits)
+        # First, because the TypeError of the constructor would not suggest a trait.
         check_names(self.name, made, traits)
         stated = made(*args, **traits)
 

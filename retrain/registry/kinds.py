@@ -4,6 +4,7 @@
 `retrain schema` list its components. `retrain.registry.built_in` lists the package's components.
 """
 
+# Underscores keep these names out of `from retrain.registry.kinds import *`, which exports the rows of the table.
 from typing import Any as _Any
 
 import retrain.protocols as _protocols
@@ -18,6 +19,7 @@ _RUN_PARTS = (
 _STATEFUL: dict[str, _Any] = {"protocol": _protocols.StatefulComponent, "parts": _RUN_PARTS}
 _CREDIT: dict[str, _Any] = {**_STATEFUL, "must_read": True}
 
+# No model among the parts: `retrain validate` builds tasks as well.
 task = _Kind(
     "task", _traits.TaskTraits, "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",)
 )

@@ -134,6 +134,7 @@ def _load_entry_point(kind: str, name: str) -> Component:
     point = _entry_points()[kind][name]
     with _importing(point.value):
         target = point.load()
+    # A decorator in the module may have taken the name of a built-in component that is not imported yet.
     for (of, registered_name), component in REGISTERED.items():
         module = component.target.__module__
         if registered_name in BUILT_IN.get(of, ()) and module != _built_in_module(of, registered_name):
@@ -141,6 +142,7 @@ def _load_entry_point(kind: str, name: str) -> Component:
             problem = f"{of} {registered_name!r} is registered twice: by {module} and {other}"
             raise ComponentError(problem, "rename one of them")
     registered = REGISTERED.get((kind, name))
+    # The entry points of `retrain/lab` are components of this package.
     if registered is not None and registered.source == "built-in" and registered.target is target:
         return registered
     return _from_target(kind, name, target, "entry point")
@@ -152,6 +154,7 @@ def _importable_entry_point(kind: str, name: str) -> Component | None:
         return None
     try:
         return _load_entry_point(kind, name)
+    # A broken plug-in matters only to a file that names it, and then `find` reports the error.
     except ComponentError:
         return None
 
@@ -232,6 +235,7 @@ def load_object(path: str, search_paths: Sequence[str | Path] = (), kind: str = 
             check_may_import(path, _directories(search_paths))
         module = importlib.import_module(module_name)
         target = getattr(module, attribute, None)
+    # Records the hash of the file that was imported, so that a later change is noticed.
     if not is_installed(module.__spec__):
         module_hashes([module_name])
     if target is None:
@@ -291,6 +295,7 @@ def _importing(name: str, search_paths: Sequence[str | Path] = ()) -> Generator[
     except (KeyboardInterrupt, ForeignCodeError):
         raise
     except BaseException as error:
+        # The module or its package is missing. If a module that it imports is missing, the file exists and is at fault.
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             searched, file = ", ".join(map(str, _directories(search_paths))), name.split(".")[0]
             fix = f"put {file}.py (or {file}/) into the working directory, plugins/, or one of [plugins] search_paths"

@@ -105,6 +105,7 @@ def completion_mistake(completion: Completion, request: Request, sampling: Sampl
         return f"a token id is not between 0 and {sampling.vocabulary - 1}"
     if max(completion.logprobs) > _LARGEST_LOGPROB:
         return f"a log-prob is {max(completion.logprobs):g}, which is above 0"
+    # A stop id ends the completion, so no other token than the last can be one.
     if completion.finish_reason != ("stop" if stops else "length") or (stops and stops[0] != size - 1):
         return f'it was ended by "{completion.finish_reason}", and has stop ids at {stops} of {size} tokens'
     return ""
@@ -112,6 +113,7 @@ def completion_mistake(completion: Completion, request: Request, sampling: Sampl
 
 def _unstorable(value: Any) -> str:
     """Describe the first value in a state that a checkpoint cannot store, or return ""."""
+    # Only tensors have `untyped_storage`.
     if value is None or isinstance(value, bool | int | float | str) or hasattr(type(value), "untyped_storage"):
         return ""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

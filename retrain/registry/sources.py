@@ -92,6 +92,7 @@ def is_installed(spec: ModuleSpec | None) -> bool:
     """Return whether a top-level module is part of Python or of an installed package."""
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
     paths = [Path(path) for path in places if path and Path(path).exists()]
+    # A module without a file is built into the interpreter.
     return not paths or any(
         {"site-packages", "dist-packages"} & {*path.parts} or any(path.is_relative_to(folder) for folder in _LIBRARIES)
         for path in paths

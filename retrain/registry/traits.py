@@ -147,6 +147,7 @@ class EngineTraits(Traits):
         serve_keys: keys of the engine's table that only `retrain serve` reads.
     """
 
+    # False is safe for an engine that declares nothing: the update corrects for it, and `overlap` is refused.
     exact: bool = False
     concurrent: bool = False
     remote: bool = False

@@ -238,7 +238,7 @@ class EpisodeRunner:
         """Run an episode to its end.
 
         Args:
-            one: the episode.
+            episode: the episode.
             lane: lane that collects the requests of episodes into batches.
             completion: the first turn, if the group's shared request sampled it; otherwise None.
         """
