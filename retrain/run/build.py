@@ -62,6 +62,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
         name: config_of_set.task(config_of_set.config.training.seed)
         for name, config_of_set in {"": loaded, **loaded.sets}.items()
     }
+    # With the tasks of the run, so that data are read once.
     check_data(loaded, tasks)
     task = tasks[""]
     if (curriculum := loaded.optional("curriculum")) is not None:
@@ -80,6 +81,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
         continue_from: Continuations = resources["continue_from"]
         continue_from.begin(config, model, context.sampler, context.pool)
     context.row_sources = _row_sources(loaded, resources, observe)
+    # With several ranks, each of them would record every step.
     bound = () if ranks.rank else loaded.all("tracker")
     context.trackers = _trackers(bound, resources, observe)
     context.sets = {
@@ -145,6 +147,7 @@ def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, ob
         sampler=sampler,
         task=task,
         chat=model.chat,
+        # A context for sampling scores nothing; `build` replaces the pool.
         pool=RewardPool(()),
         layout=Layout(model.pad_id, device, training.max_tokens, mask, columns),
         prompts=loaded.division[0],
@@ -217,6 +220,7 @@ def _trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Obs
 
         try:
             built.append(SafeTracker(tracker.name, tracker.build(resources), observe))
+        # A missing extra or an invalid parameter is a mistake of the user, and ends the run.
         except RetrainError:
             raise
         except Exception as error:  # a tracking library may raise anything; it must not end the run
@@ -256,9 +260,12 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
     # Trained weights are loaded as float32: bfloat16 would round them, also when a run is reopened.
     dtype = product_dtype(config, device) if config.model.lora else "float32"
     four = config.model.quantization is not None
+    # Quantized or sharded weights are read tensor by tensor later, but a warm start needs all of them now.
     model, teacher = untrained_model(loaded, dtype, empty=bool(four or ranks.mesh) and not config.warmup.steps)
+    # The number depends on the size of the model, so it is not known before.
     torch.set_num_threads(_threads(loaded, device, model.model, ranks))
     keep_freed_memory()
+    # A model with a source has no values yet, which a move to the device would need.
     if model.source is None:
         model.model.to(device)  # pyright: ignore[reportArgumentType]
     if config.warmup.steps:
@@ -291,11 +298,14 @@ def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Rank
     if asked not in ("auto", 0):
         return int(asked)
     if device.type != "cpu":
+        # OMP_NUM_THREADS or 1: beside a GPU the CPU only starts kernels.
         return cpu_threads(0, sys.maxsize)
     separate_device = engine is not None and registry.engine.traits_of(engine.component).remote
+    # 0: as for the largest model, whatever the size of this one.
     size = sum(p.numel() for p in model.parameters()) if asked == "auto" else sys.maxsize
     # Sampler and trainer would otherwise take the cores from each other.
     at_once = 2 if loaded.config.rollout.ahead and not separate_device else 1
+    # The ranks on this machine share its cores; `ranks` also counts those on others.
     return cpu_threads(size, at_once * int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)))
 
 
@@ -347,6 +357,7 @@ def _policy_settings(config: Config, device: torch.device, model: Loaded, ranks:
         **training.model_dump(include={"temperature", "micro_batch_tokens", "epochs", "minibatches", "compile"}),
         optimizer=optimizer.pop("name"),
         **optimizer,
+        # The schedule of the learning rate counts optimizer steps.
         total_steps=training.max_steps * training.epochs * training.minibatches,
         dtype=product_dtype(config, device),
         rounding=("stochastic" if model.in_bfloat16 else "nearest") if rounding == "auto" else rounding,

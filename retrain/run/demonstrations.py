@@ -46,6 +46,7 @@ class _Script(Sampler):
                 f"a reply of problem {name!r} has {len(ids)} tokens, and {request.max_tokens} are left; raise "
                 "[environment] turn_tokens or [training] max_tokens, or set [warmup] steps = 0"
             )
+        # Imitation does not read the log-probs.
         return Completion(tuple(ids), (0.0,) * len(ids), "stop" if ids else "length")
 
 
@@ -66,8 +67,10 @@ def played(chat: Chat, pool: EnvPool, problems: Sequence[Problem], seed: int) ->
         requests = [Request(prompt.ids, 1, most, stream) for stream, (_, prompt) in enumerate(rendered)]
         rollouts = EpisodeRunner(_Script(chat, some), chat, Sampling(seed=seed), pool).roll(rendered, requests)
         for rollout in rollouts:
+            # After the last reply the script answers with an empty turn.
             spans = tuple((start, end) for start, end in rollout.spans if end > start)
             if rollout.ended in FAILED or not spans:
                 raise DataError(f"the demonstration of problem {rollout.problem_id!r} failed ({rollout.ended})")
+            # Observations after the last reply precede nothing to imitate.
             rows.append(ExpertRow((*rollout.prompt_ids, *rollout.completion_ids)[: spans[-1][1]], spans))
     return rows

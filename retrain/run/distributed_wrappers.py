@@ -42,6 +42,7 @@ class SharedSampler(DelegatingSampler):
         rank, size = self._ranks.rank, self._ranks.size
         share = requests[rank::size]
         shares = self._ranks.on_each_rank(lambda: self._engine.sample(share, sampling) if share else [])
+        # `share` is every `size`-th request, so request i is number i // size on rank i % size.
         return [shares[index % size][index // size] for index in range(len(requests))]
 
     def run_on_rank0(self, play: Callable[[Sampler], T]) -> T:
@@ -54,6 +55,7 @@ class SharedSampler(DelegatingSampler):
             try:
                 return play(_Leading(self._engine, self._ranks))
             finally:
+                # Also after an error, because the other ranks wait for a call.
                 self._ranks.broadcast(None)
 
         return self._ranks.on_rank0(playing)
@@ -83,6 +85,7 @@ class RemoteSampler(DelegatingSampler):
     def __init__(self, build: Callable[[], Sampler], ranks: Ranks) -> None:
         self._ranks = ranks.rollouts
         engine = self._engine = cast("Sampler", self._ranks.only_on_rank0(build))  # None on the other ranks
+        # The other ranks have no engine to ask.
         facts = self._ranks.on_rank0(lambda: (engine.tolerance, engine.takes_adapters, engine.describe()))
         self.tolerance, self.takes_adapters, self._text = facts
 
@@ -150,6 +153,7 @@ def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:
         UserCodeError: a column differs between ranks. The error names the component that computed the first such
             column.
     """
+    # In the order of computation, so that the first difference names its cause.
     columns = [*sorted(BASE_COLUMNS - {"advantages"}), *batch.extra, "advantages"]
     every = ranks.all_gather([(name, _digest(batch.column(name))) for name in columns])
     differs = next((digests for digests in zip(*every, strict=True) if len(set(digests)) > 1), None)
@@ -158,6 +162,7 @@ def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:
     column = differs[0][0]
     kinds = ("advantage", "transform", "algorithm") if column == "advantages" else ()
     stages = [stage for stage in pipeline.graph if stage.writes == column or stage.kind in kinds]
+    # Code of the user is the likelier cause.
     suspects = [stage for stage in stages if stage.component.source != "built-in"] or stages
     culprit = " or ".join(f'{stage.kind} "{stage.name}"' for stage in suspects) or "the task"
     raise UserCodeError(

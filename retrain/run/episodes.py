@@ -290,6 +290,7 @@ class EpisodeRunner:
         for name, value in answer.metrics.items():
             episode.count(name, value)
         if episode.turns:
+            # The answer to a reset precedes all turns, and rewards none.
             episode.turns[-1] = replace(episode.turns[-1], reward=answer.reward)
         if answer.kind == "end":
             episode.finish("done")
@@ -326,6 +327,7 @@ class EpisodeRunner:
         limited = episode.ended in ("turns", "tokens", "context")
         if limited and self._pool is not None and self._pool.traits[episode.problem.environment]["rewards"]:
             parts = {"env": 0.0}
+        # An episode that failed at its reset has no turn, and a rollout has at least one.
         turns = tuple(episode.turns) or (Turn(0, 0, "stop", version),)
         rollout = self._chat.rollout(
             (episode.problem, episode.prompt), episode.group, episode.ids, episode.logprobs, turns

@@ -85,6 +85,7 @@ def _measure(context: RunContext) -> Evaluation:
     row: dict[str, Any] = {**_figures(settings, sampled, greedy), **shared}
     for label in mixed_labels(context.config):
         groups_here = [[group for group in groups if group[0].environment == label] for groups in (sampled, greedy)]
+        # Among few held-out problems a label may have none.
         if groups_here[0]:
             row |= {f"{label}/{name}": value for name, value in _figures(settings, *groups_here).items()}
     row |= {f"task/{name}": float(value) for name, value in context.task.figures(problems, sampled).items()}
@@ -128,6 +129,7 @@ def _figures(
 ) -> dict[str, Any]:
     """Return the figures of some problems, from sampled and, if there are any, greedy rollouts."""
     samples, several = settings.samples, [rollout for group in sampled for rollout in group]
+    # `correct` is None after a failure, which counts as wrong.
     counts = [sum(bool(rollout.correct) for rollout in group) for group in sampled]
     accuracy, low, high = mean_interval([count / samples for count in counts])
     figures: dict[str, Any] = {

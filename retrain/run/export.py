@@ -84,6 +84,7 @@ def _weights(trained: TrainState) -> Mapping[str, Tensor]:
     base = stored_weights(model.path, held, **options) if trained.ranks.rank == 0 else None
     if not trained.ranks.broadcast(base is not None):
         return weights
+    # Only rank 0 has read the base, and only its files are kept.
     return {} if base is None else LazyWeights(base, updates=weights.updates)
 
 

@@ -308,6 +308,7 @@ class RunFindings:
         over = start >= evidence.config.training.max_steps
         # Steps after the checkpoint are repeated, with their findings.
         earlier = [finding for finding in directory.facts.get("findings", ()) if finding["step"] <= start]
+        # The end of a run is judged again if the run goes on.
         self._found = [finding for finding in earlier if over or finding["name"] != nothing_learned.__name__]
         self._write()
 

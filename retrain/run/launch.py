@@ -102,6 +102,7 @@ class Launcher(SignalHandler):
                 rank.send_signal(number)
 
     def _start(self, folder: Path) -> None:
+        # A file, because another program could take a port.
         address = f"file://{folder / 'rendezvous'}"
         shared = {"WORLD_SIZE": str(self._size), "LOCAL_WORLD_SIZE": str(self._size), RENDEZVOUS: address}
         for number in range(self._size):
@@ -143,6 +144,7 @@ class Launcher(SignalHandler):
         if not failures:
             return 0
         number, code = next(iter(failures.items()))
+        # If rank 0 ended with the same code, it has printed the error.
         if number and code != failures.get(0):
             output = (folder / str(number)).read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
             cause = f"killed by signal {-code}" if code < 0 else f"exit code {code}"

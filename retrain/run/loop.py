@@ -62,7 +62,9 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
             that was possible.
     """
     settings = context.config.training
+    # Before the evaluation, which samples with these weights.
     context.sync(start)
+    # The run that is resumed may have failed during this evaluation.
     if start == 0 or due(start, context.config.eval.every, settings.max_steps):
         evaluate_and_record(context, start)
     stop.defer(context.request_stop)
@@ -70,6 +72,7 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
         context.directory.drop_model()
     with _collector(context, cursor, saved, stop) as collector:
         for step in range(start, settings.max_steps):
+            # The rows of an earlier part of the run may have met `stop_when`.
             if context.directory.stop_reason:
                 break
             seed_generators(derive_seed(settings.seed, "step", step))
@@ -81,6 +84,7 @@ def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, save
                 try:
                     metrics |= collector.sync(done, timer, batch)
                 finally:
+                    # Also if the sync fails: the update has been made, and a checkpoint of it needs its row.
                     record(context, collection, batch, metrics | timer.metrics())
             if bad := _nonfinite_models(context):
                 # The rollouts of the last update, whatever `[logging] rollouts_every` says.
@@ -331,5 +335,6 @@ def seed_generators(seed: int) -> None:
     reproducible, also in a resumed run, without generator states in the checkpoint.
     """
     random.seed(seed)
+    # NumPy's global generator takes 32 bits.
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -82,6 +82,7 @@ def reopen(
     run, saved = (target, None) if parts == "initial" else _locate(target, observe)
     from retrain.run.build import build, build_sampling, build_trained  # torch takes seconds to import
 
+    # The engine of the run need not be installed here.
     chosen = (*overrides, f"rollout.engine={AUTO}") if parts == "weights" else overrides
     # Signals that were trained with the policy are exported with it, and only the credit knows them.
     unused = UNUSED.get(parts, ()) if not (saved and saved["signals"]) else ()
@@ -113,6 +114,7 @@ def _opening(loaded: LoadedConfig, observe: Observer) -> Generator[RunDirectory]
     """
     folder = TemporaryDirectory(prefix="retrain-")
     directory = RunDirectory(Path(folder.name), "auto", loaded.config.checkpoint, observe)
+    # The folder is needed as long as the context holds its directory.
     finalize(directory, folder.cleanup)
     try:
         yield directory
@@ -141,6 +143,7 @@ def each_checkpoint(
     """
     context: RunContext | None = None
     try:
+        # `every` returns the newest first.
         for path in reversed(checkpoint.every(run / "checkpoints")):
             if reason := checkpoint.problem(path):
                 observe("message", {"text": f"checkpoint {path}: {reason}; it is skipped", "level": "warning"})
@@ -220,11 +223,13 @@ def stored(
         if final:
             _start_from_final(run / "model", data)
         data = with_current_keys(data)
+        # What is opened here must not report to the trackers of the run.
         data["logging"] = data.get("logging", {}) | {"trackers": []}
     document = Document(str(file), data=data)
     chosen = [path for path in document.override_all(overrides) if path]
     if trust:
         return validate(document)
+    # Before the validation, in which these values take effect.
     _refuse(document.file, in_sections(document), chosen)
     with refused(run):
         loaded = validate(document)
@@ -237,6 +242,7 @@ def _leave_out(sections: Sequence[str], data: dict[str, Any], components: Mappin
     if not sections:
         return
     kept = {name for name, kind in registry.KINDS.items() if kind.key and kind.key[0] not in sections} - {"curriculum"}
+    # [[environments]] stays, because its entries also name the tasks.
     kept |= {"environment"} if data.get("environments") else set()
     brought = any(component["source"] != "built-in" for kind in kept for component in components.get(kind, ()))
     left_out = {component["name"].rpartition(".")[2] for kind in {*components} - kept for component in components[kind]}
@@ -273,12 +279,14 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
 
     table = data["model"]
     adapted, made = (model / "adapter").is_dir(), model / "base"
+    # The final model has its warm start already.
     data["warmup"] |= {"steps": 0}
     if adapted and made.is_dir():
         table |= {"path": str(made), "revision": None}
     elif not adapted or not is_here(table["path"], table["revision"]):
         table |= {"path": str(model), "revision": None, "quantization": None}
         for section in filter(lambda section: isinstance(section, dict), data.values()):
+            # [model.lora], and the keys of engines' tables such as [vllm] lora.
             section.pop("lora", None)
         if adapted:
             for engine in registry.components("engine"):
@@ -353,6 +361,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Se
         for config in (old, new)
     )
     for config in (document, current):
+        # The stored configuration lists its components, which is no section.
         config.data.pop("components", None)
     if {*in_sections(document)} <= {*in_sections(current)}:
         with suppress(RetrainError), refused(run):  # if it is invalid by today's rules, compare its own keys only

@@ -43,6 +43,7 @@ def _rescue(directory: RunDirectory, collector: Collector, done: int) -> str:
     try:
         recorded = directory.ranks.on_rank0(lambda: read_rows(directory.path / "metrics.jsonl"))
     except RetrainError:
+        # Rows that cannot be read are missing for a resumed run as well.
         recorded = []
     if not recorded or recorded[-1]["step"] != done - 1:
         return f"step {done} is not saved, because its metrics are not; --resume auto continues before it"

@@ -106,6 +106,7 @@ class TrainState:
             begins_step: first call the components' `before`. A round of resampling is credited without it, from the
                 state after the last step.
         """
+        # Sorted, because the order of a set of texts differs between processes, and ranks compute together.
         if columns := sorted(self.pipeline.policy_columns):
             batch = batch.replace(**self.policy.logprobs(batch, columns))
         metrics = self.pipeline.before(batch) if begins_step else {}
@@ -255,12 +256,14 @@ class RunContext:
         saved = state["loop"]["sources"]
         for name, source in self.row_sources.items():
             _restore_part(f"the rows of {name}", source, saved.get(name) or None, self.observe)
+        # Most tasks have no state.
         if learned := state["loop"].get("task"):
             self.task.load_state_dict(learned)
         return self.trained.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:
         """Close the processes of rewards and environment, the trackers and the sampler."""
+        # Most evaluation sets share the pool of training, which is closed once.
         for pool in {id(context.pool): context.pool for context in (self, *self.sets.values())}.values():
             pool.close()
         if self.env_pool is not None:

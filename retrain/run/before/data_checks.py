@@ -107,6 +107,7 @@ def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measu
         DataError: the task has no problem to train on.
     """
     config = loaded.config
+    # An evaluation set may hold out every row, and then has no training problem to time.
     most = _HELDOUT if only_measured else min(_HELDOUT, _affordable(task))
     heldout = task.heldout(min(config.eval.problems, most)) if config.eval.problems else []
     if config.eval.problems and not heldout:
@@ -199,6 +200,7 @@ def _has_chat_template(config: Config) -> bool | None:
         return None
     file = folder / "tokenizer_config.json"
     has_template = file.is_file() and "chat_template" in file.read_text(encoding="utf-8", errors="replace")
+    # Newer versions of transformers write the template to a file of its own.
     return has_template or any(folder.glob("*chat_template*"))
 
 

@@ -24,6 +24,7 @@ def try_engine(name: str) -> str:
         component.require_extra()
     except MissingExtraError as error:
         return str(error)
+    # Only the user knows a required key, such as the address of a server.
     if required := [key for key, info in component.schema.model_fields.items() if info.is_required()]:
         return f"needs [{component.table}] {', '.join(required)}"
     try:

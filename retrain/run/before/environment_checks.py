@@ -31,6 +31,7 @@ def check_interpreter(loaded: LoadedConfig) -> None:
         document.refuse(("environment", "name"), error.problem, error.fix)
         document.stop()
     except UserCodeError as error:
+        # The first line names the problem; the rest is the traceback of the worker.
         problem, _, trace = str(error).partition("\n")
         fix = "use a Python 3.11 or later that can import the environment"
         document.refuse(("environment", "python"), problem, fix)
@@ -72,6 +73,7 @@ def launch(loaded: LoadedConfig) -> Launch:
     limits = Limits(
         environment.max_turns, environment.turn_tokens, environment.observation_tokens, config.training.max_tokens
     )
+    # The environments that can be imported here, in the order of the labels.
     bound, hellos = iter(loaded.all("environment")), dict[str, Hello]()
     for label, entry in zip(labels(config), config.environments or (environment,), strict=True):
         name = str(entry.name)
@@ -79,6 +81,7 @@ def launch(loaded: LoadedConfig) -> Launch:
         target = name if environment_here is None else environment_here.path
         params = entry.params if environment_here is None else environment_here.arguments
         declared = None if environment_here is None else registry.environment.traits_of(environment_here.component)
+        # The worker reads the traits of an environment that only it can import.
         traits = {"replay": declared.replay, "rewards": declared.rewards} if declared else {}
         hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)
     return Launch(hellos, pool.memory_mb, pool.env, environment.python, environment.workers > 0, environment.threads)

@@ -104,6 +104,7 @@ def render(facts: Mapping[str, Any], indent: str = "") -> str:
             lines += [title, render(value, indent + "  ")]
         elif isinstance(value, list) and value:
             lines += [title, *(f"{indent}  {_row(item)}" for item in value)]
+        # 0 and False are facts, too.
         elif value not in ([], None, ""):
             lines.append(f"{title}: {text(value)}")
     return "\n".join(lines)
@@ -121,12 +122,14 @@ def text(value: Any) -> str:
         return ", ".join(f"{key} = {inner}" for key, inner in value.items())
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
+    # True is an int, too, and would be written as 1.
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value).replace("\n", "\\n")
 
 
 def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
     keys: dict[tuple[str, str], str] = {}
     for slot in slots(loaded.config, loaded.tables):
+        # A name in several places is shown with the first of them.
         keys.setdefault((slot.kind, slot.name), show(slot.path))
     return [
         {
@@ -155,6 +158,7 @@ def _source(bound: Bound) -> str:
     if bound.component.source == "built-in":
         return bound.component.source
     try:
+        # Code that was typed into an interpreter, or written in C, has no file.
         return f"{inspect.getsourcefile(bound.component.target)} ({bound.component.source})"
     except TypeError:
         return bound.component.source
@@ -178,6 +182,7 @@ def _engine(loaded: LoadedConfig) -> dict[str, Any]:
     return {
         "name": name,
         "why": why,
+        # While the engine is not known, this is shown only if all candidates agree.
         "lora": adapters.pop() if loaded.config.model.lora and len(adapters) == 1 else None,
     }
 
@@ -249,6 +254,7 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
         "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
         **_sources(loaded, rows + sum(source_rows)),
         "response_tokens_per_step_at_most": tokens * rounds,
+        # A minibatch has at least one micro-batch.
         # -(-a // b) rounds up.
         "micro_batches_per_pass_about": max(training.minibatches, -(-tokens // training.micro_batch_tokens)),
         "optimizer_steps_per_step": training.epochs * training.minibatches,
@@ -323,6 +329,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     blocks = loaded.config.optimizer.name == "adamw8bit" or model.quantization
     auto = "stochastic" if stored_dtype(model.path) == "bfloat16" else "nearest"
     settings = PolicySettings(
+        # A pass never has more tokens than the step.
         micro_batch_tokens=min(training.micro_batch_tokens, rows * training.max_tokens),
         optimizer=loaded.config.optimizer.name,
         dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
@@ -384,5 +391,6 @@ def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
         "completions_each": sum(
             evaluation.problems * (evaluation.samples + evaluation.greedy) for evaluation in measured
         ),
+        # 0.98 is 1.96 standard deviations of 1/2.
         "half_width_of_accuracy_at_most": round(0.98 / measured[0].problems ** 0.5, 3),
     }

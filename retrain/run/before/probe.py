@@ -24,7 +24,9 @@ def synthetic_batch(group_size: int, max_tokens: int) -> Batch:
     One group is all wrong, one all right, and in the others every second completion is right: what divides by the
     spread of a group's rewards fails here, and not in the first step with such a group.
     """
+    # A fixed seed: `explain` shows the same result each time.
     draw = torch.Generator().manual_seed(0)
+    # Twelve tokens are enough to see whether the computation works.
     rows, width = _GROUPS * group_size, _PROMPT + min(max_tokens, 12)
     lengths = torch.randint(1, width - _PROMPT + 1, (rows,), generator=draw)
     column = torch.arange(width)
@@ -122,10 +124,12 @@ def depends_on_rows(term: Bound, objective: Objective) -> bool:
             return torch.where(part.response_mask, value, 0.0).sum(-1)
 
         whole, again = values(every), values(every)
+        # Every second row, so that both halves have rows of every group.
         halves = torch.cat([values(every[0::2]), values(every[1::2])])
     except Exception:  # the run reports what it raises, with the rows that it fails on
         return False
     split = torch.cat([every[0::2], every[1::2]])
+    # Sums of float32 in another order differ by less than these tolerances.
     return torch.equal(whole, again) and not torch.allclose(whole[split], halves, rtol=1e-4, atol=1e-6)
 
 

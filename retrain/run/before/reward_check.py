@@ -74,6 +74,7 @@ def _written(template: str, gold: bool) -> Callable[[Problem, str, str], str]:
 def _thousands(gold: bool) -> Callable[[Problem, str, str], str | None]:
     def make(problem: Problem, right: str, wrong: str) -> str | None:
         value = right if gold else wrong
+        # Up to three digits have no separator.
         return f"The answer is {int(value):,}." if value.isdecimal() and len(value) > 3 else None
 
     return make
@@ -137,11 +138,13 @@ def paid(loaded: LoadedConfig, problems: Sequence[Problem], track: Track = iter)
     cells: list[list[tuple[AnswerForm, dict[str, Any]]]] = []
     for problem in problems:
         cells.append([])
+        # GSM8K writes the answer behind ####, after its solution.
         right = problem.answer.rpartition("####")[2].strip()
         for form in FORMS:
             text = form.make(problem, right, _other(right))
             if text is not None:
                 cells[-1].append((form, _item(loaded, problem, text, len(cells[-1]))))
+    # A failure is a result here, and must not end the check.
     settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "max_failed": 1.0}
     with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
         scores, names = [pool.score([item for _, item in some]) for some in track(cells)], pool.names
@@ -176,6 +179,7 @@ def _item(loaded: LoadedConfig, problem: Problem, text: str, group: int) -> dict
 def _other(answer: str, step: int = 0) -> str:
     """Return a wrong answer: a larger number, or else the text with letters behind it."""
     try:
+        # `g` writes a whole number without .0, as the right answer is written.
         return f"{float(answer.replace(',', '')) + step + 3:.15g}"
     except ValueError:
         return f"{answer}{'x' * (step + 1)}"
@@ -201,6 +205,7 @@ def as_table(loaded: LoadedConfig, paid_forms: Sequence[Paid]) -> Table:
         if value is None:
             return "-"
         mark = ""
+        # The threshold of `Score.correct`.
         if name in judges and paid_form.form.right is not None and (value > 0.5) != paid_form.form.right:
             mark = " ?" if paid_form.form.right else " !"
         elif name in judges and paid_form.form.right is False and value > lowest[name]:

@@ -49,6 +49,7 @@ class PhaseTimer:
         metrics = {f"time/{phase}_s": seconds for phase, seconds in self.spent.items()}
         if "rollout" in self.spent:
             rollout = self.spent["rollout"]
+            # The clock may not have moved.
             metrics["time/tokens_per_s"] = self.tokens / max(rollout, 1e-9)
             if "wait" in self.spent:
                 metrics["time/overlap_s"] = max(0.0, rollout - self.spent["wait"])

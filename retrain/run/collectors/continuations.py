@@ -63,6 +63,7 @@ class Continuations:
         requests = [
             Request(prefix.ids, count, limit - prefix.sampled, stream) for stream, prefix in enumerate(prefixes)
         ]
+        # `score` takes the problem of a rollout by the number of its group, counted from the first.
         groups = {group: index for index, group in enumerate(sorted({prefix.group for prefix in prefixes}))}
         rendered = [problems[group] for group in groups]
         seed = derive_seed(seed, *(problem.id for problem, _ in rendered))  # each batch draws its own
@@ -72,10 +73,12 @@ class Continuations:
         places: list[int] = []
         for prefix, completions in zip(prefixes, sampled, strict=True):
             for completion in completions:
+                # The response so far is a part of the completion that is scored.
                 group, ids = groups[prefix.group], (*prefix.ids[len(prefix.ids) - prefix.sampled :], *completion.ids)
                 if (group, ids) not in first_index:
                     first_index[group, ids] = len(rollouts)
                     turn = Turn(0, len(ids), completion.finish_reason, completion.weights_version)
+                    # No update trains on these rollouts, so their log-probs are not needed.
                     rollouts.append(loaded.chat.rollout(rendered[group], group, ids, [0.0] * len(ids), [turn]))
                 places.append(first_index[group, ids])
         rewards = [rollout.reward for rollout in score(loaded.chat, pool, rendered, rollouts, limit)]

@@ -135,6 +135,7 @@ class ContinuousCollector:
         """
         collection = collect(self._context, step, self._cursor, partial(self._groups, step, timer))
         now = time.perf_counter()
+        # Sampling never pauses: the rollout of a step lasts since the previous batch was taken.
         timer.spent["rollout"] = now - self._last
         self._last = now
         timer.tokens += collection.metrics["tokens/sampled"]
@@ -187,6 +188,7 @@ class ContinuousCollector:
     def state_dict(self, done: int) -> State:
         """Return the run's state after `done` steps, with the groups that no step has trained on."""
         with self._changed:
+            # Complete groups first, in their order, in which a resumed run trains on them.
             groups = [group.state_dict() for group in self._complete]
             groups += [group.state_dict() for group in self._pending.values() if not group.rollouts]
             first = min((group.index for group in self._pending.values()), default=self._cursor)
@@ -218,9 +220,11 @@ class ContinuousCollector:
         prompts = self._context.prompts
         while True:
             expected = self._next + len(self._pending) // prompts
+            # No step after the last one would train on the group.
             if expected > self._version + self._settings.max_staleness or expected >= steps:
                 break
             [rendered], after = next_problems(self._context, self._cursor, 1)
+            # Without a prompt that is too long, the cursor moves by 1.
             self._too_long += after - self._cursor - 1
             self._waiting.append(self._add(after - 1, rendered))
             self._cursor = after
@@ -228,6 +232,7 @@ class ContinuousCollector:
             self._sampled = self._thread.submit(event_loop.run, self._sample_all())
             self._sampled.add_done_callback(self._notify)
         elif self._loop is not None and self._wake is not None:
+            # An asyncio.Event may only be set in the thread of its loop.
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def _add(self, index: int, rendered: RenderedPrompt) -> PendingGroup:
@@ -249,10 +254,12 @@ class ContinuousCollector:
                     raise error
                 if self._stop.requested:
                     until = until or time.monotonic() + _DRAIN_S
+                    # If all groups are complete, waiting brings no more: after the stop none is begun.
                     if time.monotonic() > until or len(self._complete) == len(self._pending):
                         ready = len(self._complete)
                         left = f"{len(self._pending) - ready} incomplete groups are abandoned, and sampled again"
                         raise EngineError(f"step {step} has {ready} of {prompts} groups; {left}")
+                # With a timeout, because a signal does not notify the condition.
                 self._changed.wait(_POLL_S)
             groups = [self._complete.popleft() for _ in range(prompts)]
             for group in groups:
@@ -275,6 +282,7 @@ class ContinuousCollector:
         """Sample groups in the event loop until cancelled."""
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         most = self._settings.in_flight or float("inf")
+        # An error in one group cancels the others, and so ends the sampling.
         async with asyncio.TaskGroup() as tasks:
             while True:
                 while self._waiting and len(self._flying) < most and not self._draining:
@@ -329,6 +337,7 @@ def staleness(step: int, rollouts: list[Rollout]) -> Metrics:
 
 def _token_staleness(step: int, rollouts: list[Rollout], batch: Batch) -> Any:
     """Return the staleness [N, T] int64 of the tokens of the batch's first rows; -1 elsewhere."""
+    # -1, because 0 is the staleness of a token of the current weights.
     ages = torch.full(batch.input_ids.shape, -1)
     for row, rollout in enumerate(rollouts):
         for turn, (start, end) in zip(rollout.turns, rollout.spans, strict=True):

@@ -21,6 +21,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
     scored = [r for r in rollouts if r.reward is not None]
     rewards = [float(r.reward) for r in scored if r.reward is not None]
     lengths = [r.length for r in rollouts]
+    # The scoring of all completions may have failed.
     count = max(1, len(scored))
     mean = sum(rewards) / count
     metrics = {
@@ -36,6 +37,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
     texts: defaultdict[int, list[str]] = defaultdict(list)
     for rollout in rollouts:
         texts[rollout.group].append(rollout.text)
+    # A single completion has no other to be identical with.
     if several := [Counter(group).most_common(1)[0][1] / len(group) for group in texts.values() if len(group) > 1]:
         metrics["rollout/identical"] = sum(several) / len(several)
     for name, right in (("right", True), ("wrong", False)):
@@ -43,6 +45,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
             metrics[f"tokens/{name}"] = sum(lengths_of_kind) / len(lengths_of_kind)
     greedy = {rollout.group: rollout.greedy for rollout in rollouts if rollout.greedy is not None}
     metrics |= {"reward/greedy": sum(greedy.values()) / len(greedy)} if greedy else {}
+    # Sorted, because the order of a set of texts differs between processes.
     for name in sorted({name for r in scored for name in r.parts}):
         values = [part for r in scored if (part := r.parts.get(name)) is not None]
         if values:

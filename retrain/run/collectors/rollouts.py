@@ -126,6 +126,7 @@ def draw(
 
 def greedy_sampling(context: RunContext) -> Sampling:
     """Return the sampling settings of the greedy completions that credit compares with."""
+    # Greedy decoding draws no random numbers, so any seed will do.
     return replace(train_sampling(context.config, context.trained.loaded, 0), temperature=0.0)
 
 

@@ -99,14 +99,17 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
         if "greedy_rewards" in context.trained.pipeline.reads:
             problem = "credit assignment needs greedy completions, and a served program samples none"
             raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
+        # The program decides how many episodes a step has.
         missing = 0
         rounds = [_filtered(context, step, _Round(context.episode_source.rollouts(), cursor))]
+    # `<=`: the first round resamples nothing.
     while missing and len(rounds) <= (settings.max_resample if settings.resamples else 0):
         seed = derive_seed(context.config.training.seed, "sampling", step, len(rounds))
         after = rounds[-1].cursor if rounds else cursor
         rollouts, problems, next_cursor = sample(after, missing, seed, first_group)
         too_long = next_cursor - after - missing  # without a prompt that is too long, the cursor moves by `missing`
         rounds.append(_filtered(context, step, _Round(rollouts, next_cursor, too_long, problems)))
+        # Groups are counted, because failures make some of them smaller.
         missing -= len({rollout.group for rollout in rounds[-1].kept})
         first_group += len({rollout.group for rollout in rollouts})
     rollouts = [rollout for part in rounds for rollout in part.rollouts]
@@ -123,6 +126,7 @@ def collect(context: RunContext, step: int, cursor: int, sample: Sample | None =
     if kept or experts:
         problems = {group: rendered for part in rounds for group, rendered in part.problems.items()}
         batch = context.layout.batch(kept, step, experts).replace(problems=problems)
+    # By identity, because two rollouts of a group may be equal.
     trained = {id(rollout) for rollout in kept}
     return Collection(
         step=step,
@@ -154,6 +158,7 @@ def _with_sources(
         part.kept = [rollout for rollout in part.kept if rollout.group not in added_rows.left_out]
     stored: list[Rollout] = []
     if added_rows.stored:
+        # This round draws no problem, so the cursor stays.
         rounds.append(_filtered(context, step, _Round(added_rows.stored, rounds[-1].cursor)))
         stored = rounds[-1].kept
     return stored, added_rows.experts, added_rows.metrics

@@ -41,6 +41,7 @@ def rows_of_sources(context: RunContext, step: int, rollouts: Sequence[Rollout])
     for name, source in context.row_sources.items():
         index_of = {id(rollout): index for index, rollout in enumerate(given)}
 
+        # Arguments with defaults, because the loop binds these names again.
         def take_rows(
             source: RowSource = source, given: list[Rollout] = given, index_of: dict[int, int] = index_of
         ) -> Any:

@@ -48,6 +48,7 @@ class StepCollector:
         self._coming: Future[list[Collection]] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._interrupt = StopFlag()
+        # A run that is resumed without overlap samples the batches of later steps again.
         if context.config.rollout.overlap:
             self._sampling = with_own_tokenizer(context)
             waiting = (saved or {}).get(_AHEAD, ())
@@ -65,6 +66,7 @@ class StepCollector:
 
     def take(self, step: int, timer: PhaseTimer) -> Collection:
         """Return the batch of a step, collecting it now if it was not collected ahead."""
+        # At the start of a run nothing is ahead.
         if not self._ahead:
             self.begin(step, timer)
             self._wait(timer)
@@ -78,6 +80,7 @@ class StepCollector:
         end = min(step + self._context.config.rollout.overlap, self._context.config.training.max_steps)
         missing = range(step + len(self._ahead), end)
         if self._thread is not None and missing:
+            # The batches that wait have drawn their problems already.
             cursor = self._ahead[-1].cursor if self._ahead else self._cursor
             self._coming = self._thread.submit(self._collect_all, missing, cursor, timer)
 
