@@ -54,6 +54,7 @@ def warn_of_host(host: str, key: str, can: str) -> None:
     """
     from retrain.system.http_client import address, is_loopback
 
+    # Any port will do: only the host is examined.
     if not key and not is_loopback(address(host, 80)):
         fix = "set --api-key-env, or use a private network"
         say(f"warning: anyone who can connect to {host} can {can}: {fix}", error=True)

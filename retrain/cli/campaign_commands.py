@@ -152,6 +152,7 @@ def compare(  # noqa: PLR0913 - one per option
     asked = comparison.Asked(metric, goal, margin, summary, unpaired, tuple(allow_different or ()))
     analysis = comparison.compare(runs, asked)
     command = [comparison.command(runs, asked)]
+    # Functions, so that only what is asked for is rendered.
     pages = (html, lambda: verdict_page.render(analysis, command)), (latex, lambda: verdict_page.paper(analysis))
     for file, made in pages:
         if file:
@@ -169,6 +170,7 @@ def compare(  # noqa: PLR0913 - one per option
         say_verdict("\n".join([*comparison.differing(analysis.first), verdict_page.text(analysis)]))
     if fail_if and any(KINDS[tested.kind].fails for tested in analysis.comparisons):
         raise typer.Exit(1)
+    # A gate that compared nothing must not pass.
     if fail_if and not any(tested.seeds for tested in analysis.comparisons):
         raise typer.Exit(ConfigError.exit_code)
 
@@ -179,7 +181,9 @@ def say_verdict(text: str) -> None:
 
     colors = {kind.mark: kind.color for kind in KINDS.values()}
     for line in text.split("\n"):
+        # It is None if it was closed when Python started.
         in_color = sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        # The line of a verdict begins with the mark of its kind.
         color = colors.get(line[:1]) if in_color else None
         if color:
             typer.secho(shown(line), fg=color)

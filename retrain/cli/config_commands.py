@@ -24,6 +24,7 @@ from retrain.system.terminal import say, shown, warn
 if TYPE_CHECKING:
     from retrain.config.loaded_config import LoadedConfig
 
+# Values that are not shown. 0 and False are facts.
 _EMPTY = ([], {}, None, "")
 
 
@@ -54,6 +55,7 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
         if not as_json:
             raise
         say(json.dumps({"valid": False, "problems": [*map(vars, error.problems)], "warnings": []}, indent=2))
+        # The JSON holds the errors, which must not be printed again.
         raise typer.Exit(error.exit_code) from None
     if as_json:
         say(json.dumps({"valid": True, "problems": [], "warnings": [*map(vars, warnings)]}, indent=2))
@@ -108,6 +110,7 @@ def explain(
     from retrain.run.before.explain import explain as report
 
     campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
+    # Before `report`, which imports torch.
     if bibtex:
         return _bibliography(campaign.configs if campaign else (load(file, overrides or ()),))
     if campaign is None:
@@ -154,6 +157,7 @@ def check_rewards(
     if unknown := [name for name in allow or () if name not in wrong]:
         raise typer.BadParameter(f'no form is called "{unknown[0]}"; forms: {", ".join(wrong)}', param_hint="--allow")
     loaded = load(file, overrides or ())
+    # Standard output gets the table only.
     console = Console(stderr=True)
     bar = partial(track, description="scoring", console=console, transient=True, disable=not console.is_terminal)
     checks = check(loaded, rows, bar)
@@ -187,6 +191,7 @@ def _show(facts: Mapping[str, Any], head: str) -> None:
     """Print the facts as tables in a terminal, else as indented lines."""
     from retrain.run.before.explain import render
 
+    # Without it rich colors the numbers in texts.
     console = Console(highlight=False)
     if not console.is_terminal:
         say(head + render(facts))
@@ -225,6 +230,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> Table:
 
     firsts = [next(iter(row)) for row in rows]
     shared = len({*firsts}) == 1
+    # A column without any value is left out.
     others = dict.fromkeys(key for row in rows for key, value in [*row.items()][1:] if value not in _EMPTY)
     columns = [Column(name, overflow="fold") for name in (firsts[0] if shared else "", *others)]
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")

@@ -49,6 +49,7 @@ def data(  # noqa: PLR0913 - one option each
     """
     from retrain.tools.prepared_data import as_jsonl, divide, final_answer, publish, rows
 
+    # Nothing on the command line says which problems these are.
     if source is None and not builtin and origin is None:
         say(f'built-in task "{task}"; --source names other problems, such as a data set of the hub')
     kind: DataSource = "builtin" if builtin else source or "builtin"
@@ -57,6 +58,7 @@ def data(  # noqa: PLR0913 - one option each
     if final:
         splits = {split: [final_answer(problem) for problem in side] for split, side in splits.items()}
     name = data_source or (Path(origin).stem if origin and kind == "config" else origin) or task
+    # The rows of an evaluation set are named after it.
     named = {split: split.removeprefix("test_") if split.startswith("test_") else name for split in splits}
     parts = {split: rows(side, split, named[split], ability) for split, side in splits.items()}
     files = {f"{split}.jsonl": as_jsonl(part) for split, part in parts.items()}
@@ -93,6 +95,7 @@ def _tasks(
             name: (config.task(seed), config.config.eval.problems) for name, config in loaded.sets.items()
         }
     parameters = Parameters(overrides)
+    # The task holds out nothing, so that `divide` itself chooses the validation rows.
     given = {} if origin is None else {_KEYS[source]: origin, "heldout_fraction": 0.0}
     bound = parameters.bind("task", name if origin is None else source, **given)
     parameters.refuse_unread()
@@ -109,6 +112,7 @@ def _parquet(parts: dict[str, list[dict[str, Any]]]) -> dict[str, bytes]:
 
     try:
         return {f"{split}.parquet": as_parquet(part) for split, part in parts.items()}
+    # retrain itself reads the jsonl files, so the command goes on.
     except MissingExtraError as error:
         say(f"no parquet files: {error}", error=True)
         return {}
@@ -137,7 +141,9 @@ def export(  # noqa: PLR0913 - its options, each with its name
     from retrain.tools.worked_solutions import export_solutions
 
     document = read(file, overrides or ()) if file is not None else Document("defaults")
+    # `read` has applied them to a file.
     document.override_all(overrides or () if file is None else ())
+    # Unlike `load`, this accepts keys that nothing reads: the file may be made for another task.
     loaded = validate(document)
     seed = loaded.config.training.seed if seed is None else seed
     done = export_solutions(loaded, solutions, count, seed=seed, form=form, correct_only=correct_only)

@@ -27,6 +27,7 @@ def fetch(name: Annotated[str, typer.Argument(help=f"The model: {', '.join(PACKA
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         show = _Phases(bar)
+        # The import takes seconds, during which nothing is downloaded.
         show("loading transformers", 0, 0)
         from retrain.training.model.fetching import fetch as fetch_model
 
@@ -55,6 +56,7 @@ class _Phases:
             self._phase = phase
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
+            # rich moves the bar of a task without a total.
             self._bar.add_task(phase, total=total or None)
             if self._bar.disable:
                 say(phase, error=True)

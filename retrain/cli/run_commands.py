@@ -55,6 +55,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     """
     from retrain.config.load import load
 
+    # The launcher of several ranks computes nothing itself.
     if ranks == 1 or launched():
         thread_waiting.spin_if_quiet()  # before plug-ins are loaded, which may import torch
     loaded = load(file, overrides or ())
@@ -135,4 +136,5 @@ def _resume_mode(resume: str | None, default: str, fresh: bool) -> tuple[Existin
     resume = resume or default
     if resume in ("auto", "never"):
         return ("auto" if resume == "auto" else "new"), None
+    # "auto", because the checkpoint may be that of another run, and this run's directory new.
     return "auto", Path(resume)

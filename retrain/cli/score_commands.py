@@ -91,9 +91,11 @@ def _print_comparison(facts: Mapping[str, Any]) -> None:
 
 
 def _with_interval(metric: str, value: Mapping[str, Any], sign: str = "") -> str:
+    # All metrics but the number of tokens are shares.
     form = f"{sign}.1f" if metric == "avg_tokens" else f"{sign}.1%"
     if value["low"] is None:
         return f"{value['value']:{form}}  (one problem: no interval)"
+    # An interval without width would look like a measurement of perfect precision.
     if sign and value["low"] == value["high"]:
         return f"{value['value']:{form}}  (the same on every problem)"
     return f"{value['value']:{form}}  [{value['low']:{form}}, {value['high']:{form}}]"
@@ -101,6 +103,7 @@ def _with_interval(metric: str, value: Mapping[str, Any], sign: str = "") -> str
 
 def _above_0(value: float | None) -> float | None:
     """Validate an option that must be a finite number above 0."""
+    # NaN fails the comparison, too.
     if value is not None and not 0 < value < math.inf:
         raise typer.BadParameter(f"{value:g} is not a finite number above 0")
     return value
@@ -134,6 +137,7 @@ def score_solutions(  # noqa: PLR0913 - the options of the command
     if as_json:
         say(json.dumps({"rows": facts, "summary": summary(rows)}))
         return
+    # The file has the rows, so only the summary is printed.
     for row in rows if out is None else ():
         say(f"line {row.line}  r_phi {row.r_phi:+.4f}  mean {row.mean:+.5f}  tokens {row.length}")
         for text, value in row.rewards if tokens else ():

@@ -50,6 +50,7 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
 
     Both run until Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
     """
+    # A TOML file that does not exist must be reported as one, and not as a missing run.
     engine = target.is_file() or target.suffix == ".toml"
     if episodes and engine:
         raise ConfigError.at("--episodes", str(episodes), "a vLLM server has none", "leave it out")
@@ -116,6 +117,7 @@ def episodes_from(loaded: LoadedConfig, serve: str, patience: float | None, key_
     Raises:
         ConfigError: an option is invalid, or the run cannot train on an endpoint.
     """
+    # The host is a name, an IPv4 address, or an IPv6 address in brackets.
     parts = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})", serve)
     if not parts or int(parts[2]) > 65535:
         fix = "write it as 127.0.0.1:8000"

@@ -71,9 +71,12 @@ def init(
         fix = did_you_mean(template, [*templates], "retrain init --list shows all templates")
         raise ConfigError.at("--template", template, "there is no such template", fix)
     _refuse_existing(file, force)
+    # The comments of a recipe name its path in the repository.
     text = templates[template].read_text(encoding="utf-8").replace(f"configs/{template}.toml", "FILE")
+    # An installed package has the data of recipes in another folder.
     text = text.replace('"configs/data/', f'"{_recipes()}/data/')
     with writing(file, _FOLDER):
+        # Taplo, the language server for TOML, reads the first line.
         file.write_text(f"#:schema {SCHEMA}\n" + text.replace("FILE", str(file)), encoding="utf-8")
         file.with_name(SCHEMA).write_text(schema_text() + "\n", encoding="utf-8")
     say(f"wrote {file}, and {SCHEMA} for editors\nnext: {_missing_data(text)}retrain train {file}")
@@ -89,6 +92,7 @@ def _write_plugin(kind: str, name: str, force: bool) -> None:
     if taken or not name.isidentifier():
         problem = "is not a name that a module of yours can have"
         raise ConfigError.at("--plugin", name, problem, f"retrain init --plugin {kind} my_{kind}")
+    # A template holds several files, each after a line "--- FILE".
     parts = kinds[kind].read_text(encoding="utf-8").replace("NAME", name).split("--- ")[1:]
     texts = {Path(file): text for file, _, text in (part.partition("\n") for part in parts)}
     for file in texts:
@@ -123,6 +127,7 @@ def show_help(
         for name, page in pages.items():
             say(f"{name:<18} {page.partition(chr(10))[0].lstrip('# ')}")
         return
+    # Anchors of headings have dashes in place of spaces, as on GitHub.
     topic = "-".join(words).replace(" ", "-").lower()
     name, _, anchor = topic.removeprefix("docs/").replace(".md", "").partition("#")
     searched = [pages[name]] if name in pages else [*pages.values()]
@@ -144,6 +149,7 @@ def _section(page: str, anchor: str) -> str:
     heads = _headings(lines)
     for index, (number, level, name) in enumerate(heads):
         if name == anchor:
+            # Headings of a lower level belong to the section.
             following = (start for start, other, _ in heads[index + 1 :] if other <= level)
             return "\n".join(lines[number : next(following, len(lines))])
     for number, line in enumerate(lines):
@@ -214,7 +220,9 @@ def _recipes() -> Path:
 
 def _templates() -> dict[str, Path]:
     """Return every template by its name: the quickstart and jsonl templates, then the recipes."""
+    # Reversed, so that quickstart comes before jsonl.
     packaged = {file.stem: file for file in sorted((Path(__file__).parent / "templates").glob("*.toml"), reverse=True)}
+    # Recipes outside of folders come first.
     recipes = sorted(_recipes().rglob("*.toml"), key=lambda file: (len(file.parts), file))
     return packaged | {
         name: file
@@ -270,6 +278,7 @@ def doctor(as_json: Json = False) -> None:
             _show(console, name, facts[name] if isinstance(facts[name], dict) else {"": facts[name]})
     if as_json:
         say(json.dumps(facts, indent=2))
+    # Every other result may be fine for the user, but without this no run can start.
     if not facts["this directory"] == "writable":
         raise StorageError(f"{Path.cwd()} cannot be written; use a directory that you can write, or set [logging] dir")
 
@@ -342,6 +351,7 @@ def _extras() -> dict[str, str]:
     """Return the versions of each extra's distributions; one text if all of them have the same."""
     installed = dict[str, dict[str, str]]()
     for requirement in requires("retrain-rl") or ():
+        # The dot before the name stands for a quote of either kind.
         match = re.match(r"([\w.-]+).*; extra == .(\w+)", requirement)
         if match and match[2] not in _FOR_DEVELOPERS:
             installed.setdefault(match[2], {})[match[1]] = _version(match[1])

@@ -44,6 +44,7 @@ def evaluate(
 
     For instance: retrain eval runs/quickstart --set eval.problems=1000 --set eval.samples=8 --set 'eval.pass_at=[1,8]'
     """
+    # Before the import of torch, which reads the setting once.
     thread_waiting.spin_if_quiet()
     from retrain.run.reopen import each_checkpoint, reopen
 
@@ -98,6 +99,7 @@ def sample(
     from retrain.tools.conversation import completions
 
     try:
+        # An empty line is not a prompt.
         typed = (prompt.replace("\\n", "\n") for prompt in prompts or filter(str.strip, _typed("a prompt")))
         for text in completions(context, typed, count, temperature):
             say(f"{text}\n")
@@ -146,6 +148,7 @@ def _typed(item: str) -> Iterator[str]:
         say(f"type {item} per line; Ctrl-D ends", error=True)
     while True:
         if terminal:
+            # Standard output may be redirected to a file, and gets the answers only.
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201 - `say` would print a newline
         line = sys.stdin.readline()
         if not line:
@@ -286,7 +289,9 @@ def _picture(facts: list[dict[str, Any]]) -> RenderableType:
 
 def _is_active(facts: dict[str, Any]) -> bool:
     """Return True if a run, or any run of a campaign, has not ended."""
+    # A campaign has no state of its own.
     if "runs" in facts:
+        # A stopped run goes on when its campaign does.
         return any(row["state"] in ("waiting", "running", "stopped") for row in facts["runs"])
     return facts["state"] == "running"
 

@@ -19,6 +19,7 @@ from retrain.display.run_lines import clock
 from retrain.system.terminal import forgiving_output, say, shown
 from retrain.types import Observer
 
+# A frame reads the files of all runs.
 _REFRESH_S = 1.0
 _LEGEND = "cell: accuracy; of a running run, the share of its steps that are done, then its accuracy so far"
 _STYLES = {
@@ -74,6 +75,7 @@ class Matrix:
         elif event == "job" and details["event"] in ("crashed", "failed", "lost"):
             text = shown(f"{details['id']} {details['event']}: {details['text']}")
             self._live.console.print(Text(text, style="red" if details["event"] == "failed" else "yellow"))
+        # The start or end of a job is shown at once.
         if self._status is not None and (event == "job" or time.monotonic() - self._drawn > _REFRESH_S):
             self._drawn = time.monotonic()
             self._live.update(picture(self._status.facts()), refresh=True)
@@ -81,6 +83,7 @@ class Matrix:
 
 def picture(facts: Mapping[str, Any]) -> Group:
     """Return a table of conditions x seeds, its legend while runs go on, and a line with the runs and the time left."""
+    # A dict keeps the order of the plan, which a set would not.
     seeds = list(dict.fromkeys(row["seed"] for row in facts["runs"]))
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("condition", style="bold", no_wrap=True)
@@ -114,5 +117,6 @@ def _cell(row: Mapping[str, Any] | None) -> Text:
         "done": accuracy or "done",
         "failed": "failed",
         "unreadable": "unreadable",
+        # Running and stopped runs show how far they are.
     }.get(row["state"], f"{share} {accuracy}")
     return Text(text.rstrip(), style=_STYLES[row["state"]])

@@ -63,10 +63,12 @@ class Screen:
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
         """Process an event; the next frame shows it."""
+        # An event without a method is not shown.
         getattr(self, f"_{event}", nothing)(details)
 
     def _phase(self, row: Mapping[str, Any]) -> None:
         self.phase, self.left_s = shown(str(row["name"])), None
+        # During training the bar shows the steps, also in phases such as an evaluation.
         if not self._seen:
             self.total = 0
 
@@ -120,6 +122,7 @@ class Screen:
         return Padding(Group(*parts), (1, 0, 0, 0))
 
     def _progress(self, width: int) -> RenderableType:
+        # A fixed width keeps the bar in its place; a narrow terminal has no room for it.
         text = Text(
             f"{self.phase:<24}" if width >= 100 else self.phase, style="bold", overflow="ellipsis", no_wrap=True
         )
@@ -145,6 +148,7 @@ class Screen:
         memory = f", {self.memory_mb:,.0f} MB of memory at most" if self.memory_mb else ""
         for name, path in self.places.items():
             value = shown(path) + (memory if name == "run" else "")
+            # In a narrow terminal the path keeps half of the line.
             label = f"{name:<{min(_LABEL + _VALUE + 2, width // 2)}}"
             lines.append(Text.assemble((label, "dim"), value, no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
@@ -169,8 +173,10 @@ class Screen:
         prompt = " ".join(shown(str(self.sample["prompt"])).split())
         lines = [Text(f"{prompt[:width]}", style="dim", no_wrap=True, overflow="ellipsis")]
         text = " ".join(shown(str(self.sample["text"])).split()) or "(empty)"
+        # Wrapping at words needs more text than the lines could hold; all of a long completion would be slow.
         wrapped = Text(text[: width * (_SAMPLE_LINES + 1)]).wrap(self.console, width)
         first = list(wrapped[:_SAMPLE_LINES])
+        # Empty lines, so that the frame keeps its height.
         return lines + first + [Text() for _ in range(_SAMPLE_LINES - len(first))]
 
 
@@ -188,5 +194,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
         means.append(sum(finite) / len(finite) if finite else None)
     finite_means = [mean for mean in means if mean is not None]
     low, high = (min(finite_means), max(finite_means)) if finite_means else (0.0, 0.0)
+    # Equal values all get the smallest bar.
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(" " if mean is None else _BARS[round((mean - low) * scale)] for mean in means)

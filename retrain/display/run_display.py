@@ -36,6 +36,7 @@ def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
     """
     with forgiving_output():
         if as_json:
+            # What a library prints must not stand between the JSON objects.
             output = sys.stdout
             with redirect_stdout(sys.stderr):
                 yield partial(_json_line, output)

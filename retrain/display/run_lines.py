@@ -45,6 +45,7 @@ class TimeLeft:
         now = time.perf_counter()
         if self._first_step < 0:
             self._first_step = step
+            # The first step that is seen has ended already.
             self._began = now - row.get("time/step_s", 0.0)
         return (now - self._began) / (step + 1 - self._first_step) * (int(row["max_steps"]) - step - 1)
 
@@ -66,6 +67,7 @@ class Lines:
         done, total = int(row["step"]) + 1, int(row["max_steps"])
         self._steps += 1
         left_s = self._time_left.after_step(row)
+        # The first and the last step always have a line.
         if self._steps > 1 and done < total and done % max(1, total // 50):
             return ""
         values = [f"{label} {form.format(row[name])}" for label, name, form in shown_metrics(row) if name in row]
@@ -102,6 +104,7 @@ def shown_metrics(metrics: Collection[str]) -> tuple[tuple[str, str, str], ...]:
 
     The latter are the mean reward of each of several environments ("LABEL: reward"), then other numbers.
     """
+    # Episodes that were replayed after the loss of a worker are not a figure of the environment.
     apart = {name for _, name, _ in _CURVES} | {"env/replayed"}
     own_metrics = [name for name in metrics if name.startswith("env/") and "ended_" not in name and name not in apart]
     rewards = [name for name in own_metrics if name.endswith("/reward")]
