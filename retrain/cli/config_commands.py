@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Column, Table
-from rich.text import Text
 
 from retrain.cli.arguments import File, Json, Overrides
 from retrain.errors import ConfigError, UserCodeError
 from retrain.system.process import thread_waiting
-from retrain.system.terminal import say, shown, warn
+from retrain.system.terminal import say, warn
 
 if TYPE_CHECKING:
     from retrain.config.loaded_config import LoadedConfig
-
-# Values that are not shown. 0 and False are facts.
-_EMPTY = ([], {}, None, "")
 
 
 def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
@@ -108,6 +101,7 @@ def explain(
     from retrain.config.document import read
     from retrain.config.load import load
     from retrain.run.before.explain import explain as report
+    from retrain.run.before.explain import render
 
     campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
     # Before `report`, which imports torch.
@@ -120,16 +114,17 @@ def explain(
         if measure:
             run["measured"] = measured(read(file, overrides or ()).data, loaded.config, ranks)
     else:
-        labels = [condition.label for condition in campaign.conditions]
-        run = report(campaign.configs[labels.index(campaign.baseline)], ranks)
+        # With tasks the label of a condition begins with its task; the first task is shown.
+        methods = [condition.method for condition in campaign.conditions]
+        run = report(campaign.configs[methods.index(campaign.baseline)], ranks)
         facts, warnings = preview(campaign, probe=measure), campaign.warnings
         head = f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n"
         facts |= {"run": run}
     if as_json:
         say(json.dumps(facts or run, indent=2))
     else:
-        _show(run, head)
-        warn(warnings)
+        say(head + render(run))
+    warn(warnings)
     if any(result.startswith("failed") for result in run["probe"].values()):
         raise typer.Exit(ConfigError.exit_code)
 
@@ -185,57 +180,3 @@ def _bibliography(configs: Sequence[LoadedConfig]) -> None:
 
     parts = [bound for config in configs for bound in config.slots.values()]
     say("\n\n".join(entries([inspect.getdoc(part.component.target) or "" for part in parts])))
-
-
-def _show(facts: Mapping[str, Any], head: str) -> None:
-    """Print the facts as tables in a terminal, else as indented lines."""
-    from retrain.run.before.explain import render
-
-    # Without it rich colors the numbers in texts.
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        say(head + render(facts))
-        return
-    console.print(Text(head), end="")
-    for topic, fact in facts.items():
-        title = Text(topic.replace("_", " "), "bold")
-        if isinstance(fact, (Mapping, list)) and fact:
-            console.print(title, Padding(_cell(fact), (0, 0, 1, 2)))
-        elif fact not in _EMPTY:
-            console.print(title, _cell(fact))
-
-
-def _cell(fact: Any) -> Table | Text:
-    from retrain.run.before.explain import text
-
-    if isinstance(fact, Mapping):
-        grid = Table.grid(padding=(0, 2))
-        for key, value in fact.items():
-            if value not in _EMPTY:
-                grid.add_row(Text(key.replace("_", " "), "dim"), _cell(value))
-        return grid
-    if isinstance(fact, list):
-        return _rows(fact) if isinstance(fact[0], Mapping) else Text(shown("\n".join(map(str, fact))))
-    line = shown(text(fact))
-    mark, style = ("✓ ", "green") if line.startswith("ok") else ("✗ ", "red") if line.startswith("failed") else ("", "")
-    return Text(mark + line, style)
-
-
-def _rows(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table whose header has the keys of the rows.
-
-    If the rows have different first keys, the first column has no header, and its cells hold both key and value.
-    """
-    from retrain.run.before.explain import text
-
-    firsts = [next(iter(row)) for row in rows]
-    shared = len({*firsts}) == 1
-    # A column without any value is left out.
-    others = dict.fromkeys(key for row in rows for key, value in [*row.items()][1:] if value not in _EMPTY)
-    columns = [Column(name, overflow="fold") for name in (firsts[0] if shared else "", *others)]
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for first, row in zip(firsts, rows, strict=True):
-        start = text(row[first]) if shared else f"{first} {text(row[first])}"
-        rest = ["" if (value := row.get(key)) in _EMPTY else text(value) for key in others]
-        table.add_row(*(Text(shown(cell)) for cell in (start, *rest)))
-    return table

@@ -270,13 +270,15 @@ def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> N
     """Raise ComponentError if an undecorated function cannot be called by the contract."""
     parameters = inspect.signature(target).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     most, form = (2, "(rewards) or (rewards, params)") if contract == "lists" else (1, "(ctx)")
-    if not positional or len(required) > most:
+    # The second parameter gets a dict, which in place of a default such as True would be another truth value.
+    misused = [p for p in positional[1:most] if p.name != "params" and p.default not in (p.empty, None)]
+    if not positional or len(required) > most or misused:
         takes = ", ".join(p.name for p in parameters)
         raise ComponentError(
             f'"{name}" takes ({takes}); a plain function here is called as {form}',
-            "change its parameters, or decorate it to read columns by name",
+            "put parameters of its own after a *, or decorate it to read columns by name",
         )
 
 

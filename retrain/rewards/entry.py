@@ -30,4 +30,10 @@ class Entry(NamedTuple):
 
 def unique_names(names: Sequence[str]) -> list[str]:
     """Return the names with repeated ones numbered: exact, exact_2."""
-    return [n if names[:i].count(n) == 0 else f"{n}_{names[:i].count(n) + 1}" for i, n in enumerate(names)]
+    unique: list[str] = []
+    for index, name in enumerate(names):
+        count = names[:index].count(name)
+        label = f"{name}_{count + 1}" if count else name
+        # A reward may be registered under the name that a repeated one would get.
+        unique.append(label if label not in unique else f"{label}_{index + 1}")
+    return unique

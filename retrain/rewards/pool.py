@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ from retrain.protocols import ALONE, Ranks
 from retrain.registry import Bound, reward
 from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
-from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
+from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, repeat_failure, size
 from retrain.system import event_loop
 from retrain.types import Score, is_reward
 
@@ -48,7 +49,8 @@ class RewardPool:
             most one. 0 calls the rewards in this process, without protection.
         timeout_s: default time limit of one call, in seconds.
         memory_mb: memory limit of a worker in MB; 0 for no limit.
-        max_failed: share of the completions of a `score` call that may fail.
+        max_failed: share of the completions that may fail.
+        window: number of completions over which that share is taken, or those of one call if it has more.
         env: names of environment variables that the workers get, in addition to those named by
             parameters `*_env` of the rewards.
         search_paths: directories that are searched for modules, after the current directory.
@@ -69,6 +71,7 @@ class RewardPool:
         timeout_s: float = 10.0,
         memory_mb: int = 2048,
         max_failed: float = 0.5,
+        window: int = 1,
         env: Sequence[str] = (),
         search_paths: Sequence[str | Path] = (),
         log: str = "",
@@ -85,7 +88,10 @@ class RewardPool:
             for entry, form in zip(entries, self._forms, strict=True)
         ]
         self._max_failed = max_failed
-        self._reported: set[str] = set()
+        self._window = window
+        self._failures: list[str] = []
+        self._scored = 0
+        self._reported: set[tuple[str, str]] = set()
         paths = tuple(str(path) for path in search_paths)
         # A worker has one time limit, and runs either coroutines or plain functions.
         shared: dict[tuple[float, bool], list[int]] = {}
@@ -122,7 +128,7 @@ class RewardPool:
                 `group` belong to one prompt; a reward that compares completions scores them together.
                 An item without `group` forms its own group.
         Raises:
-            UserCodeError: more than `max_failed` of the items could not be scored.
+            UserCodeError: more than `max_failed` of the last `window` items or more could not be scored.
         """
         return self._ranks.on_rank0(lambda: self._score_on_this_rank(items)) if items else []
 
@@ -192,6 +198,8 @@ class RewardPool:
         opinions = [(k, result.value) for k, result in enumerate(results) if result.value is not None]
         if not opinions:
             return Score(None, parts, None, "invalid", f"every reward ({', '.join(self.names)}) returned None")
+        if not any(self._weights[k] for k, _ in opinions) and any(self._weights):
+            return Score(None, parts, None, "invalid", "every reward that has a weight returned None")
         total = sum(self._weights[k] * value for k, value in opinions)
         # Each value is in range, but a large weight can take their sum out of it.
         if not is_reward(total):
@@ -206,22 +214,32 @@ class RewardPool:
     ) -> None:
         """Log each kind of failure once; raise UserCodeError if the share of failed items exceeds `max_failed`."""
         for result in chain.from_iterable(results):
-            # Without what follows the colon, which differs from completion to completion.
-            kind = result.detail.partition(":")[0]
+            # What follows a colon, or was returned, differs from completion to completion.
+            kind = result.status, re.split(":| returned ", result.detail)[0]
             if result.status != "ok" and kind not in self._reported:
                 self._reported.add(kind)
                 _logger.warning("%s (logged once)\n%s", result.detail, result.trace)
-        failed = [index for index, score in enumerate(scores) if score.value is None]
-        if len(failed) <= self._max_failed * len(items):
+        self._scored += len(items)
+        for item, score, results_of_item in zip(items, scores, results, strict=True):
+            if score.value is None:
+                trace = next((result.trace for result in results_of_item if result.trace), "")
+                sample = [str(item.get(name))[:500] for name in ("completion", "answer")]
+                self._failures.append(
+                    f"{score.detail}; fix the reward, or raise the limit\n"
+                    f"sample: completion {sample[0]!r}, answer {sample[1]!r}\n{trace}"
+                )
+        # A single failure of a group of two says nothing of a step.
+        if self._scored < self._window:
             return
-        first = failed[0]
-        trace = next((result.trace for result in results[first] if result.trace), "")
-        sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
-        raise UserCodeError(
-            f"{len(failed)} of {len(items)} completions could not be scored, more than [reward_pool] max_failed = "
-            f"{self._max_failed:g} allows; the first: {scores[first].detail}; fix the reward, or raise the limit\n"
-            f"sample: completion {sample['completion']!r}, answer {sample['answer']!r}\n{trace}"
-        )
+        failures = self._failures
+        scored = self._scored
+        self._failures = []
+        self._scored = 0
+        if len(failures) > self._max_failed * scored:
+            raise UserCodeError(
+                f"{len(failures)} of {scored} completions could not be scored, more than [reward_pool] max_failed = "
+                f"{self._max_failed:g} allows; the first: {failures[0]}"
+            )
 
 
 class _RewardWorkers:
@@ -271,12 +289,12 @@ class _RewardWorkers:
             await self._workers.close()
 
     def _score(self, number: int, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-        return _repeat_failure(evaluate(self._local[number], items), size(items))
+        return repeat_failure(evaluate(self._local[number], items), size(items))
 
     def _read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
         name = self._settings.rewards[call[0]][0]
         count = size(call[1])
-        results = _repeat_failure(
+        results = repeat_failure(
             [_parse_result(result, name) for result in answer] if isinstance(answer, list) else [], count
         )
         if len(results) != count:
@@ -300,12 +318,6 @@ def _spent(result: list[RewardResult]) -> bool:
     return any(reward_result.status == "error" and "MemoryError" in reward_result.detail for reward_result in result)
 
 
-def _repeat_failure(results: list[RewardResult], count: int) -> list[RewardResult]:
-    """Repeat the failure of a whole call for each of its completions; return other results unchanged."""
-    # A call that fails as a whole has one result, whatever its number of completions.
-    return results * count if len(results) == 1 and results[0].status != "ok" else results
-
-
 def _parse_result(answer: Any, name: str) -> RewardResult:
     """Parse a worker's answer for one completion; raise ValueError if it is invalid.
 
@@ -326,4 +338,5 @@ def _parse_result(answer: Any, name: str) -> RewardResult:
 
 def _variables(rewards: Sequence[Bound]) -> list[str]:
     """Return the names of environment variables that are values of parameters `*_env` of the rewards."""
-    return [str(bound.params[key]) for bound in rewards for key in bound.params if key.endswith("_env")]
+    named = [bound.params[key] for bound in rewards for key in bound.params if key.endswith("_env")]
+    return [name for names in named for name in ([names] if isinstance(names, str) else names or ())]

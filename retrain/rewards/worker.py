@@ -143,13 +143,20 @@ async def _await_reward(reward: LoadedReward, items: Sequence[Mapping[str, Any]]
     limit_ = asyncio.timeout(reward.timeout_s)
     try:
         async with limit_:
-            return _to_results(reward, await reward.function(**reward.form.arguments(items)), size(items))
+            returned = await reward.function(**reward.form.arguments(items))
+            # A failure is repeated here, because the results of other groups in this call stand beside it.
+            return repeat_failure(_to_results(reward, returned, size(items)), size(items))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         late = f"{reward.name} took longer than {reward.timeout_s:g} s"
         failed = RewardResult("timeout", detail=late) if limit_.expired() else _raised(reward, error)
         return [failed] * size(items)
+
+
+def repeat_failure(results: list[RewardResult], count: int) -> list[RewardResult]:
+    """Repeat the failure of a whole call for each of its completions; return other results unchanged."""
+    return results * count if len(results) == 1 and results[0].status != "ok" else results
 
 
 def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:

@@ -403,5 +403,8 @@ def reward_pool(loaded: LoadedConfig, ranks: Ranks = ALONE, directory: Path | No
     What they print is in `rewards.log` of the run directory, if there is one.
     """
     settings, paths = loaded.config.reward_pool.model_dump(), loaded.config.plugins.search_paths
+    training = loaded.config.training
+    # With mode = "continuous" a call has the completions of one group, and the limit is that of a step.
+    settings["window"] = training.batch_size * training.group_size if loaded.config.rollout.continuous else 1
     log = str(directory / "rewards.log") if directory else ""
     return RewardPool(loaded.rewards, search_paths=paths, log=log, ranks=ranks.rollouts, **settings)

@@ -91,6 +91,8 @@ def test_validate_explain_and_schema_know_campaigns(swept, cli, monkeypatch):
     assert "3 conditions x 1 seeds" in explained
     assert "A run of grpo:" in explained
     assert json.loads(cli("explain", "sweep.toml", "--json").stdout)["run"]["batch"]
+    tasks = cli("explain", "sweep.toml", "--set", 'campaign.tasks=["strategy", "rare"]')
+    assert "A run of grpo:" in tasks.stdout
     assert "conditions" in json.loads(cli("schema").stdout)["properties"]["campaign"]["properties"]
     wrong = cli("validate", "sweep.toml", "--json", "--set", "campaign.seeds=0", code=2)
     assert json.loads(wrong.stdout)["problems"][0]["key"] == "[campaign] seeds"

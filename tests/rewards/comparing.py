@@ -30,6 +30,10 @@ def too_few(group):
     return [0.0]
 
 
+async def too_few_later(group):
+    return [0.0]
+
+
 def crashes(group):
     import os
 

@@ -54,8 +54,9 @@ def test_a_group_that_kills_its_worker_costs_that_group():
     assert [one.status for one in scores] == ["ok", "crashed", "crashed", "ok", "ok"]
 
 
-def test_a_list_of_another_length_is_invalid_for_the_whole_group():
-    with pool("too_few") as scorer:
+@pytest.mark.parametrize(("name", "workers"), [("too_few", 1), ("too_few_later", 0), ("too_few_later", 1)])
+def test_a_list_of_another_length_is_invalid_for_the_whole_group(name, workers):
+    with pool(name, workers=workers) as scorer:
         scores = scorer.score(items("1:a", "1:b", "2:c"))
     assert [one.status for one in scores] == ["invalid", "invalid", "ok"]
     assert "expected a list of 2" in scores[0].detail

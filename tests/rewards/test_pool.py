@@ -13,6 +13,7 @@ import pytest
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound, find
+from retrain.rewards.entry import unique_names
 from retrain.rewards.pool import RewardPool
 from tests.waiting import alive, descendants, until
 
@@ -337,3 +338,28 @@ def test_the_weight_of_an_entry_is_not_a_parameter_of_its_function():
     reward = bound("half_hearted", value=0.5)
     with pool((Bound(reward.component, {**reward.params, "weight": 2.0}), 2.0)) as scorer:
         assert scorer.score(items("x"))[0].value == 1.0
+
+
+def test_a_window_bounds_the_failures_of_a_step_whose_groups_are_scored_one_by_one():
+    with pool(bound("by_text"), workers=0, window=4, max_failed=0.5) as scorer:
+        assert scorer.score(items("raise"))[0].status == "error"
+        scorer.score(items("right", "wrong", "right"))
+        scorer.score(items("raise", "wrong"))
+        with pytest.raises(UserCodeError, match="3 of 4 completions could not be scored"):
+            scorer.score(items("raise", "raise"))
+
+
+def test_a_completion_without_a_weighted_opinion_has_no_score():
+    with pool((bound("no_opinion"), 1.0), (bound("by_text"), 0.0), workers=0) as scorer:
+        [score] = scorer.score(items("right"))
+    assert (score.value, score.correct, score.status) == (None, None, "invalid")
+    assert score.parts == {"misbehaving.no_opinion": None, "misbehaving.by_text": 1.0}
+    with pool((bound("by_text"), 0.0), workers=0) as scorer:
+        assert scorer.score(items("right"))[0].value == 0.0, "rewards that are recorded only"
+
+
+@pytest.mark.parametrize(
+    ("names", "unique"), [("a a a", "a a_2 a_3"), ("a a a_2", "a a_2 a_2_3"), ("a_2 a a", "a_2 a a_2_3")]
+)
+def test_every_reward_has_a_name_of_its_own(names, unique):
+    assert unique_names(names.split()) == unique.split()
