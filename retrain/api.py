@@ -81,6 +81,7 @@ class Run:
         """
         from retrain.report.samples import step_of
 
+        # Steps have six digits, so that the names sort as the numbers.
         files = sorted(self.path.glob("rollouts/step-*.jsonl.gz"))
         return [{"step": step_of(file), **row} for file in files for row in read_rows(file)]
 

@@ -114,6 +114,7 @@ class TrainState:
         keep, dropped_metrics = self.pipeline.informative(batch)
         return Credited(batch, keep, metrics | reported, dropped_metrics)
 
+    # Cached, because hashing reads all weights, and what is hashed does not change.
     @cached_property
     def digests(self) -> dict[str, Any]:
         """Hashes of the model files that are read again when the run is resumed or opened.
@@ -122,6 +123,7 @@ class TrainState:
         """
         from retrain.training.reference import sample_digest
 
+        # Without an adapter the checkpoint holds all weights itself.
         base = {} if self.policy.adapter is None else {"weights": sample_digest(self.policy.reference_weights())}
         return {**self.loaded.digests(), **base}
 
@@ -211,6 +213,7 @@ class RunContext:
         if not self.has_base:
             self.sampler.load_weights(policy.reference_weights(), version)
             self.has_base = True
+        # One folder for all steps, because each adapter replaces the last one.
         folder = self.directory.path / "adapter"
         self.ranks.on_rank0(lambda: policy.save_adapter(folder))
         self.sampler.load_adapter(folder, version)

@@ -109,7 +109,7 @@ class StopCondition:
     after the same step as an uninterrupted one.
 
     Args:
-        directory: holds the rows; its `stopped` is set to the reason for ending the run.
+        directory: holds the rows; its `stop_reason` is set to the reason for ending the run.
         observe: receives every event first.
     """
 

@@ -42,6 +42,7 @@ def sampled(
     requests = requests_for(rendered, training.group_size, training.max_tokens)
     rollouts = roll(context, rendered, requests, train_sampling(context.config, context.trained.loaded, seed), first)
     rollouts = score(context.chat, context.pool, rendered, rollouts, training.max_tokens)
+    # One more completion per prompt costs time, so it is sampled only for credit that reads it.
     if "greedy_rewards" in context.trained.pipeline.reads:
         single = requests_for(rendered, 1, training.max_tokens)
         best = roll(context, rendered, single, greedy_sampling(context), first)
@@ -52,6 +53,7 @@ def sampled(
 def next_problems(context: RunContext, cursor: int, count: int) -> tuple[list[RenderedPrompt], int]:
     """Return the next problems whose prompts fit the run's limits, and the new cursor; see `draw`."""
     training = context.config.training
+    # Prompt and completion share the model's positions.
     left = positions(context.trained.loaded.model) - training.max_tokens
     most = training.max_prompt_tokens or float("inf")
     limit = "[training] max_prompt_tokens allows" if most <= left else "max_tokens leaves of the model's positions"
