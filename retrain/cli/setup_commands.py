@@ -367,9 +367,9 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 def _engines() -> dict[str, str]:
     from retrain.registry import names
-    from retrain.run.before.engine_check import try_engine
+    from retrain.run.before.engine_check import engine_status
 
-    return {name: try_engine(name) for name in names("engine")}
+    return {name: engine_status(name) for name in names("engine")}
 
 
 def _version(distribution: str) -> str:

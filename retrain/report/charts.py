@@ -91,7 +91,7 @@ def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | Non
     return svg(axes.draw() + faint + polyline(axes, thin(means), "mean") + hover(axes, texts))
 
 
-def interval_chart(
+def share_chart(
     rows: Sequence[tuple[float, float, float, float]], x: Range | None = None, dashed: Sequence[Point] = ()
 ) -> str:
     """Draw shares as dots and a line, with their intervals as a band, on a y axis that starts at 0.

@@ -12,7 +12,7 @@ from typing import Any
 from retrain.metrics import Metric, find_metric
 from retrain.metrics import metrics as registry
 from retrain.report import samples
-from retrain.report.charts import interval_chart, line_chart, span, stacked_chart
+from retrain.report.charts import line_chart, share_chart, span, stacked_chart
 from retrain.report.page import Table, duration, fill, percent, source
 from retrain.report.run_summary import MetricsRow, recipe, status, summary
 from retrain.report.shown_settings import settings
@@ -198,7 +198,7 @@ def _held_out(
         rows = [(row["step"], row[key], row.get(low, row[key]), row.get(high, row[key])) for row in evals if key in row]
         greedy = [(float(row["step"]), row[best]) for row in evals if best in row]
         caption = "sampled, with its 95% interval" + ("; dashed: greedy" if greedy else "")
-        yield "Held-out accuracy" + (label and f", {label[:-1]}"), caption, interval_chart(rows, step_range, greedy), ()
+        yield "Held-out accuracy" + (label and f", {label[:-1]}"), caption, share_chart(rows, step_range, greedy), ()
 
 
 def _evaluations(evals: Sequence[MetricsRow]) -> Table:

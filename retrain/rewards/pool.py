@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
-"""Additional seconds before a worker with coroutines is killed, because it enforces their time limit itself."""
+"""Additional seconds before a worker with coroutines is killed, in which it enforces each coroutine's limit itself."""
 _INVALID = "it sent an invalid answer"
 _MAX_TEXT = 4000
 """Largest number of characters of an error's description and of its traceback."""
@@ -55,8 +55,8 @@ class RewardPool:
             parameters `*_env` of the rewards.
         search_paths: directories that are searched for modules, after the current directory.
         log: file for what the workers print; "" discards it.
-        ranks: process group. Rank 0 computes the scores and broadcasts them, because a time limit may
-            give each rank other scores.
+        ranks: process group. Rank 0 computes the scores and broadcasts them, because with time limits
+            ranks could compute different scores.
 
     Raises:
         ComponentError: a reward cannot be loaded, or reads a field that does not exist.
@@ -168,14 +168,14 @@ class RewardPool:
         """Split the items into the calls of a reward.
 
         Args:
-            position: index of the reward among those of its workers.
+            position: index of the reward within the rewards of its workers.
             number: index of the reward in the pool.
             items: the completions.
         Yields:
             Each call, with the indices of the items that it scores.
         """
         if GROUP in (reads := self._forms[number].reads):
-            # A reward that compares completions sees a whole group, also when a call has several groups.
+            # A reward that compares completions sees a whole group, even if one call carries several.
             units = _groups(items)
             given = [{GROUP: [{k: items[i][k] for k in FIELDS if k in items[i]} for i in unit]} for unit in units]
         else:
@@ -204,7 +204,7 @@ class RewardPool:
         # Each value is in range, but a large weight can take their sum out of it.
         if not is_reward(total):
             return Score(None, parts, None, "invalid", f"the weighted sum of the rewards, {total:g}, is too large")
-        # A format reward must not decide whether an answer is correct, unless all rewards of the run are such.
+        # A format reward must not decide whether an answer is correct, unless no reward measures correctness.
         unjudged = 0.0 if any(self._measures_correctness) else opinions[0][1]
         verdict = next((value for k, value in opinions if self._measures_correctness[k]), unjudged)
         return Score(total, parts, verdict > 0.5)

@@ -12,10 +12,10 @@ from retrain.report.charts import (
     HEIGHT,
     WIDTH,
     Axes,
-    interval_chart,
     line_chart,
     running_mean,
     runs,
+    share_chart,
     stacked_chart,
     thin,
     ticks,
@@ -87,16 +87,16 @@ def test_ticks_lie_within_the_range_and_are_few(low, width):
 
 
 def test_intervals_start_at_zero_and_end_at_100_percent():
-    chart = interval_chart([(0, 0.5, 0.4, 0.6), (20, 0.9, 0.8, 1.0)])
+    chart = share_chart([(0, 0.5, 0.4, 0.6), (20, 0.9, 0.8, 1.0)])
     assert "100%" in chart
     assert ">0%" in chart
     assert chart.count('class="bar"') == 2
     assert chart.count("<circle") == 2
-    assert interval_chart([]) == ""
-    both = interval_chart([(0, 0.1, 0.0, 0.2), (20, 0.5, 0.4, 0.6)], dashed=[(0, 0.0), (20, 0.9)])
+    assert share_chart([]) == ""
+    both = share_chart([(0, 0.1, 0.0, 0.2), (20, 0.5, 0.4, 0.6)], dashed=[(0, 0.0), (20, 0.9)])
     assert both.count('class="reference"') == 1
     assert "80%" in both, "the axis holds both lines"
-    assert "<circle" in interval_chart([(0, 0.0, 0.0, 0.0)])
+    assert "<circle" in share_chart([(0, 0.0, 0.0, 0.0)])
 
 
 def test_layers_add_up():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retrain.errors import EngineError
-from retrain.run.before.engine_check import try_engine
+from retrain.run.before.engine_check import engine_status
 from retrain.run.reopen import stored
 from retrain.run.session import Resume
 from tests.commands import invoke
@@ -84,7 +84,7 @@ def test_a_broken_installation_is_an_error_that_says_what_to_do(train, monkeypat
 
 
 def test_doctor_has_vllm_sample_a_token():
-    assert try_engine("vllm").startswith("works (vLLM 0.")
+    assert engine_status("vllm").startswith("works (vLLM 0.")
     assert not torch.distributed.is_initialized()
 
 

@@ -34,8 +34,8 @@ class TransformContext:
         gtpo_beta, hicra_alpha: from `[gtpo]` and `[hicra]`.
         rewards, lengths, correct: one per completion; `rewards_G` is `rewards`.
         token_ids_G: ids of the tokens, with the same shape as logprobs_G.
-        pieces: returns the text of each token of a completion; without it, where no model is loaded, the text of a
-            token is its id.
+        pieces: returns the text of each token of a completion; None if no model is loaded. A token's text is then
+            its id.
     """
 
     episode_advantages: list[float]
@@ -58,7 +58,7 @@ class TransformContext:
 
     @property
     def token_texts(self) -> list[list[str]]:
-        """Text of each token, special tokens included; a character of several tokens is at the last of them."""
+        """Text of each token, special tokens included; a character split over several tokens belongs to the last."""
         return [self.pieces(ids) if self.pieces else [*map(str, ids)] for ids in self.token_ids_G]
 
 
@@ -70,7 +70,7 @@ class TransformOutput:
 
     Attributes:
         token_advs: advantages per token, with the same shape as `logprobs_G`.
-        extra_metrics: numbers for metrics.jsonl; averaged over the groups of a step.
+        extra_metrics: numbers for metrics.jsonl; averaged over the groups of a step that report it.
         has_stats, stats: accepted and ignored, because every run measures the entropies of planning and
             execution tokens itself.
     """
@@ -86,10 +86,10 @@ AlgorithmOutput = TransformOutput
 
 
 def missing_fields(function: Callable[..., Any]) -> list[str]:
-    """Return the names that a context-style plug-in reads from its context, and that no context has.
+    """Return the fields of the context that a context-style plug-in reads, but that do not exist.
 
-    Only the plug-in's own source is searched. A name is left out if it is read inside `try`, or also written as text
-    (as in `hasattr`), because the function may serve other trainers, too.
+    Only the plug-in's own source is searched. Names that are read inside `try`, or that occur as a string (as in
+    `hasattr`), are not reported, because the function may serve other trainers, too.
     """
     try:
         [definition] = ast.parse(dedent(inspect.getsource(function))).body
@@ -107,7 +107,7 @@ def missing_fields(function: Callable[..., Any]) -> list[str]:
     read = list[str]()
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == context:
-            # What the function sets itself it may read later.
+            # A function may read a field that it has set.
             if isinstance(node.ctx, ast.Store):
                 names.add(node.attr)
             elif id(node) not in attempted:

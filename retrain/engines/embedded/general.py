@@ -45,7 +45,7 @@ class GeneralDecoder:
         # `attend` computes one new token per row, so a prefill needs another attention function.
         # transformers reads this field at every forward.
         self._model.config._attn_implementation = "sdpa"
-        logits = self._forward(ids, position_ids=slots.places(length), attention_mask=slots.mask(length))
+        logits = self._last_logits(ids, position_ids=slots.places(length), attention_mask=slots.mask(length))
         slots.used, slots.prefilling = slots.used + length, False
         self._model.config._attn_implementation = ATTENTION
         return logits
@@ -55,9 +55,9 @@ class GeneralDecoder:
         return self.slots.step(self._next, tokens)
 
     def _next(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self._forward(tokens[:, None], position_ids=positions[:, None], attention_mask=self.slots.visible())
+        return self._last_logits(tokens[:, None], position_ids=positions[:, None], attention_mask=self.slots.visible())
 
-    def _forward(self, ids: Tensor, **inputs: Any) -> Tensor:
+    def _last_logits(self, ids: Tensor, **inputs: Any) -> Tensor:
         output = self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **inputs, **{self._cache: self.slots})
         return output.logits[:, -1]
 

@@ -12,7 +12,7 @@ from retrain.protocols import Sampler
 from retrain.types import Request, Sampling
 
 
-def try_engine(name: str) -> str:
+def engine_status(name: str) -> str:
     """Sample one token with an engine from a tiny random model, and return the result as text.
 
     Returns:

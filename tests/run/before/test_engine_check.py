@@ -1,4 +1,4 @@
-"""`try_engine` samples one token."""
+"""`engine_status` samples one token."""
 
 import importlib.util
 import sys
@@ -8,7 +8,7 @@ import pytest
 from retrain.errors import install
 from retrain.registry import engine
 from retrain.registry.component import REGISTERED
-from retrain.run.before.engine_check import try_engine
+from retrain.run.before.engine_check import engine_status
 
 
 @pytest.fixture
@@ -37,18 +37,18 @@ def broken():
 
 
 def test_an_engine_that_works_describes_itself():
-    assert try_engine("torch").startswith("works (torch engine, fused decoder")
-    assert try_engine("transformers").startswith("works (transformers engine")
+    assert engine_status("torch").startswith("works (torch engine, fused decoder")
+    assert engine_status("transformers").startswith("works (transformers engine")
 
 
 def test_what_keeps_an_engine_from_working_is_said(broken, monkeypatch):
-    assert try_engine("broken") == 'broken: engine "broken": raised OSError: no such device'
-    assert try_engine("elsewhere") == "needs [elsewhere] urls"
+    assert engine_status("broken") == 'broken: engine "broken": raised OSError: no such device'
+    assert engine_status("elsewhere") == "needs [elsewhere] urls"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
-    assert try_engine("vllm") == f"vllm is not installed; {install('vllm')}"
+    assert engine_status("vllm") == f"vllm is not installed; {install('vllm')}"
 
 
 def test_an_installation_of_vllm_that_cannot_be_imported_is_broken(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object())
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert try_engine("vllm").startswith('broken: engine "vllm" cannot be started (ModuleNotFoundError')
+    assert engine_status("vllm").startswith('broken: engine "vllm" cannot be started (ModuleNotFoundError')
