@@ -84,7 +84,10 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
             observe("run", {"directory": str(loaded.directory)})
             run(loaded, Resume(*mode_and_checkpoint, tuple(allow_change or ())), observe, around=around)
     except KeyboardInterrupt as stopped:
-        flags = ["--ranks", str(ranks)] if ranks > 1 else ["--serve", serve] if serve else []
+        options = {"--serve": serve, "--patience": patience, "--api-key-env": api_key_env}
+        options["--ranks"] = ranks if ranks > 1 else None
+        # Without its key the continued endpoint would let everybody in.
+        flags = [part for name, value in options.items() if value is not None for part in (name, str(value))]
         stopped.add_note(_how_to_continue(loaded.directory, file, overrides or (), flags))
         raise
 

@@ -355,9 +355,11 @@ class Kind(Generic[P, T_co]):
             traits: traits of the component; see `retrain.registry.traits`.
 
         Raises:
-            ComponentError: another object has this name, the signature is not supported, or the
+            ComponentError: no name is given, another object has it, the signature is not supported, or the
                 kind has no such trait.
         """
+        if callable(name):  # the decorator stands without parentheses
+            raise ComponentError(f"@{self.name} needs a name", f'write @{self.name}("NAME")')
         made = cast("Callable[..., T_co]", self.traits)
         # First, because the TypeError of the constructor would not suggest a trait.
         check_names(self.name, made, traits)

@@ -29,3 +29,8 @@ def test_the_examples_of_the_repository_do_not_hide_a_folder_of_the_same_name(tm
     monkeypatch.chdir(tmp_path)
     module(tmp_path / "plugins", "looked_up_dotted", 1)
     assert registry.find("advantage", "plugins.looked_up_dotted.f").target([0]) == [1.0]
+
+
+def test_a_decorator_without_parentheses_is_refused():
+    with pytest.raises(ComponentError, match=r'@transform needs a name; write @transform\("NAME"\)'):
+        registry.transform(lambda advantages: advantages)

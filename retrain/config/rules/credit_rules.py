@@ -80,7 +80,16 @@ def decoupled_rewards(config: Config, loaded: LoadedConfig) -> Iterator[Finding]
 def continuations(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse credit that continues completions from a prefix in runs that cannot: environments and overlap."""
     path = ("algorithm", "algorithm_mode")
-    for stage in (candidate for candidate in loaded.pipeline.graph if "continue_from" in candidate.component.needs):
+    for stage in loaded.pipeline.graph:
+        if "continue_from" not in stage.component.needs:
+            # A resumed run builds the batch of a step that was sampled ahead from its rollouts alone. The teacher has a
+            # rule of its own.
+            is_foreign = stage.component.source != "built-in"
+            if config.rollout.ahead and is_foreign and "problems" in stage.reads:
+                problem = f'"{stage.name}" reads the problems, which a step that is sampled ahead loses when it resumes'
+                ahead = ("rollout", "mode" if config.rollout.continuous else "overlap")
+                yield Finding(ahead, problem, f"set [rollout] {_paused(config)}")
+            continue
         if config.environment.name is not None:
             problem = f'"{stage.name}" continues completions from a prefix, and training replays no environment'
             yield Finding(path, problem, "use other credit, such as turn_returns")

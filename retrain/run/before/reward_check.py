@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -178,11 +179,12 @@ def _item(loaded: LoadedConfig, problem: Problem, text: str, group: int) -> dict
 
 def _other(answer: str, step: int = 0) -> str:
     """Return a wrong answer: a larger number, or else the text with letters behind it."""
-    try:
-        # `g` writes a whole number without .0, as the right answer is written.
-        return f"{float(answer.replace(',', '')) + step + 3:.15g}"
-    except ValueError:
-        return f"{answer}{'x' * (step + 1)}"
+    with suppress(ValueError):
+        number = float(answer.replace(",", ""))
+        # Beyond 1e9 a reward with a tolerance may take the two for equal; inf and nan plus 3 are themselves.
+        if abs(number) < 1e9:
+            return f"{number + step + 3:.15g}"
+    return f"{answer}{'x' * (step + 1)}"
 
 
 def as_table(loaded: LoadedConfig, paid_forms: Sequence[Paid]) -> Table:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from retrain.config.load import load
+from retrain.run.before import reward_check
 from retrain.run.before.reward_check import FORMS, as_table, paid
 from retrain.types import Problem
 from tests.commands import invoke
@@ -114,3 +115,21 @@ def test_nothing_to_compare_with(check, tmp_path):
     played = check('[task]\nname = "sums"\n[environment]\nname = "calculator"\n')
     assert played.exit_code == 2
     assert "the environment rewards this run" in played.output
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        ("34", "37"),
+        ("-3", "0"),
+        ("1,200", "1203"),
+        ("2.5", "5.5"),
+        ("inf", "infx"),
+        ("nan", "nanx"),
+        ("123456789012345678", "123456789012345678x"),
+        ("1.5e20", "1.5e20x"),
+        ("Paris", "Parisx"),
+    ],
+)
+def test_a_wrong_answer_is_another_one(answer, wrong):
+    assert reward_check._other(answer) == wrong
