@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from statistics import fmean
 from typing import get_args
 
 import numpy as np
@@ -430,7 +431,7 @@ def test_unpaired_runs_of_one_warm_start_count_as_one():
     table = replace(on_starts(simulated(noisy(0.09, seeds=16)), 2), paired=False)
     one = only(table)
     means = [
-        [np.mean([cell.result for cell in table.of(label) if cell.start == start]) for start in (0, 1)]
+        [fmean(cell.result or 0.0 for cell in table.of(label) if cell.start == start) for start in (0, 1)]
         for label in "ba"
     ]
     assert one.mean == pytest.approx(welch(*means))
