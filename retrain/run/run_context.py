@@ -258,7 +258,7 @@ class RunContext:
         self.trained.restore(state, self.observe)
         saved = state["loop"]["sources"]
         for name, source in self.row_sources.items():
-            _restore_part(f"the rows of {name}", source, saved.get(name) or None, self.observe)
+            _restore_part(f"the rows of {name}", source, saved.get(name), self.observe)
         # Most tasks have no state.
         if learned := state["loop"].get("task"):
             self.task.load_state_dict(learned)
