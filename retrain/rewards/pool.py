@@ -14,7 +14,7 @@ from retrain.protocols import ALONE, Ranks
 from retrain.registry import Bound, reward
 from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
-from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, repeat_failure, size
+from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
 from retrain.system import event_loop
 from retrain.types import Score, is_reward
 
@@ -89,8 +89,9 @@ class RewardPool:
         ]
         self._max_failed = max_failed
         self._window = window
-        self._failures: list[str] = []
         self._scored = 0
+        self._failed = 0
+        self._first_failure = ""
         self._reported: set[tuple[str, str]] = set()
         paths = tuple(str(path) for path in search_paths)
         # A worker has one time limit, and runs either coroutines or plain functions.
@@ -220,25 +221,27 @@ class RewardPool:
                 self._reported.add(kind)
                 _logger.warning("%s (logged once)\n%s", result.detail, result.trace)
         self._scored += len(items)
-        for item, score, results_of_item in zip(items, scores, results, strict=True):
-            if score.value is None:
-                trace = next((result.trace for result in results_of_item if result.trace), "")
-                sample = [str(item.get(name))[:500] for name in ("completion", "answer")]
-                self._failures.append(
-                    f"{score.detail}; fix the reward, or raise the limit\n"
-                    f"sample: completion {sample[0]!r}, answer {sample[1]!r}\n{trace}"
-                )
+        failed = [index for index, score in enumerate(scores) if score.value is None]
+        if failed and not self._failed:
+            first = failed[0]
+            trace = next((result.trace for result in results[first] if result.trace), "")
+            sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
+            self._first_failure = (
+                f"{scores[first].detail}; fix the reward, or raise the limit\n"
+                f"sample: completion {sample['completion']!r}, answer {sample['answer']!r}\n{trace}"
+            )
+        self._failed += len(failed)
         # A single failure of a group of two says nothing of a step.
         if self._scored < self._window:
             return
-        failures = self._failures
+        total_failed = self._failed
         scored = self._scored
-        self._failures = []
+        self._failed = 0
         self._scored = 0
-        if len(failures) > self._max_failed * scored:
+        if total_failed > self._max_failed * scored:
             raise UserCodeError(
-                f"{len(failures)} of {scored} completions could not be scored, more than [reward_pool] max_failed = "
-                f"{self._max_failed:g} allows; the first: {failures[0]}"
+                f"{total_failed} of {scored} completions could not be scored, more than [reward_pool] max_failed = "
+                f"{self._max_failed:g} allows; the first: {self._first_failure}"
             )
 
 
@@ -289,14 +292,12 @@ class _RewardWorkers:
             await self._workers.close()
 
     def _score(self, number: int, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-        return repeat_failure(evaluate(self._local[number], items), size(items))
+        return evaluate(self._local[number], items)
 
     def _read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
         name = self._settings.rewards[call[0]][0]
         count = size(call[1])
-        results = repeat_failure(
-            [_parse_result(result, name) for result in answer] if isinstance(answer, list) else [], count
-        )
+        results = [_parse_result(result, name) for result in answer] if isinstance(answer, list) else []
         if len(results) != count:
             raise ValueError(_INVALID)
         return results

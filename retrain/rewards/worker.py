@@ -116,7 +116,7 @@ def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) 
 
 
 def evaluate(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-    """Score completions and return one result for each; a single result if the whole call fails."""
+    """Score completions and return one result for each; the same one for all if the whole call fails."""
     if reward.form.is_async:
         return reward.runner.run(_score_concurrently(reward, items))
     try:
@@ -124,7 +124,7 @@ def evaluate(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[R
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return [_raised(reward, error)]
+        return [_raised(reward, error)] * size(items)
 
 
 async def _score_concurrently(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
@@ -143,20 +143,13 @@ async def _await_reward(reward: LoadedReward, items: Sequence[Mapping[str, Any]]
     limit_ = asyncio.timeout(reward.timeout_s)
     try:
         async with limit_:
-            returned = await reward.function(**reward.form.arguments(items))
-            # A failure is repeated here, because the results of other groups in this call stand beside it.
-            return repeat_failure(_to_results(reward, returned, size(items)), size(items))
+            return _to_results(reward, await reward.function(**reward.form.arguments(items)), size(items))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         late = f"{reward.name} took longer than {reward.timeout_s:g} s"
         failed = RewardResult("timeout", detail=late) if limit_.expired() else _raised(reward, error)
         return [failed] * size(items)
-
-
-def repeat_failure(results: list[RewardResult], count: int) -> list[RewardResult]:
-    """Repeat the failure of a whole call for each of its completions; return other results unchanged."""
-    return results * count if len(results) == 1 and results[0].status != "ok" else results
 
 
 def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
@@ -167,14 +160,14 @@ def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
 
 
 def _to_results(reward: LoadedReward, returned: Any, count: int) -> list[RewardResult]:
-    """Convert the return value of a reward to `count` results; to a single one if it is invalid."""
+    """Convert the return value of a reward to `count` results, which are the same failure if it is invalid."""
     if not reward.form.batch and reward.form.name != "group":
         return [_to_result(reward.name, returned)]
     # An array or a tensor; this process may not have imported its library.
     values: Any = returned.tolist() if hasattr(type(returned), "tolist") else returned
     if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != count:
         expected = f"expected a list of {count}, one for each completion"
-        return [RewardResult("invalid", detail=f"{reward.name} returned {_shown(returned)}; {expected}")]
+        return [RewardResult("invalid", detail=f"{reward.name} returned {_shown(returned)}; {expected}")] * count
     return [_to_result(reward.name, value) for value in cast("list[Any]", values)]
 
 

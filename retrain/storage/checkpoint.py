@@ -142,9 +142,8 @@ def newest(root: Path, log: Callable[[str], None], holds_lock: bool) -> tuple[Pa
                 continue  # the owner has deleted it meanwhile, so a newer one exists
             reasons[path.name] = str(error).removeprefix(f"checkpoint {root}/")
             log(f"{error}; falling back to the previous one")
-            if (
-                holds_lock
-            ):  # another reader may lack the permission, or may have read a checkpoint that is being deleted
+            # Another reader may lack the permission, or may have read a checkpoint that is being deleted.
+            if holds_lock:
                 _quarantine(path)
     if not reasons:
         rejected = sorted(root.glob(f"{_QUARANTINE}step-*"))
