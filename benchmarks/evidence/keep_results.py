@@ -15,7 +15,7 @@ if __name__ == "__main__":
     campaign, kept = map(Path, sys.argv[1:])
     plan = read_plan(campaign)
     names = {run.condition: {"task": run.task, "condition": run.method} for run in plan.cells}
-    columns = ["condition", "seed", *(outcome.column for outcome in plan.measured)]
+    columns = ["condition", "seed", *(outcome.column for outcome in plan.all_outcomes)]
     columns += ["area"] * (columns[2] == "accuracy")  # it is that of the first outcome
     columns = ["task", *columns] if any(run.task for run in plan.cells) else columns
     with (campaign / "results.csv").open(newline="") as file:

@@ -394,7 +394,11 @@ def picture(rows: Sequence[tuple[Claim, list[Shown]]]) -> str:
         f'<line x1="{_LINE}" x2="{_LINE}" y1="8" y2="{height - 8}" stroke="{COLORS["open"]}" stroke-dasharray="2 3"/>',
         _text(_LINE - 6, 20, _span("◂ opposite", COLORS["opposite"]), "end"),
         _text(_LINE + 6, 20, _span("as claimed ▸", COLORS["reproduced"])),
-        _text(_WORDS, 20, _span("dot: difference of the means, with its 95% interval", COLORS["open"])),
+        _text(
+            _WORDS,
+            20,
+            _span("dot: the weakest difference that the claim expects; bar: its 95% interval", COLORS["open"]),
+        ),
     ]
     for index, (claim, shown) in enumerate(rows):
         y = _HEAD + _ROW * index
@@ -431,8 +435,10 @@ def _interval(comparison: Comparison, expected: Expected, y: float, said: Word) 
     scale = _HALF / max(map(abs, ends))
     low, high = (_LINE + scale * end for end in sorted(ends))
     fill, color = "#ffffff" if said == "open" else COLORS[said], COLORS[said]
+    # The longer side of every row ends at the same distance; without its caps the line looks cut off there.
+    caps = "".join(f"M{end:.1f} {y - 4:g}v8" for end in (low, high))
     return (
-        f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y:g}" y2="{y:g}" stroke="{color}" stroke-width="2.2"/>'
+        f'<path d="M{low:.1f} {y:g}H{high:.1f}{caps}" fill="none" stroke="{color}" stroke-width="2"/>'
         f'<circle cx="{_LINE + scale * value:.1f}" cy="{y:g}" r="5" fill="{fill}" stroke="{color}" stroke-width="2"/>'
     )
 
