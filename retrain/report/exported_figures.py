@@ -108,24 +108,22 @@ def _opened(svg: str) -> tuple[tuple[float, ...], str]:
     return tuple(map(float, opening.groups())), svg[opening.end() : svg.rindex("</svg>")]
 
 
-def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, str] = ("", "")) -> str:
+def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, str]) -> str:
     """Return one SVG element with the drawings below each other, each between two texts, and the axis at the bottom.
 
     Args:
         rows: (text on the left, SVG element, text on the right).
         axis: SVG element of the same width as those of the rows; "" for none.
-        titles: headers of both columns of text; if both are empty, there is no header.
+        titles: headers of both columns of text.
     """
     elements = [_opened(svg) for svg in (*(svg for _, svg, _ in rows), *([axis] if axis else []))]
     # SVG has no text layout: 7 units are a wide estimate for a character of 11 pixels.
     columns = [[titles[0], *(left for left, _, _ in rows)], [titles[1], *(right for _, _, right in rows)]]
     left, right = (7.0 * max(map(len, column)) + 12 for column in columns)
     wide = max((width for (_, _, width, _), _ in elements), default=0.0)
-    y = 6.0
-    parts: list[str] = []
-    if any(titles):
-        parts += [label("start", (4, y + 11), titles[0]), label("start", (left + wide + 8, y + 11), titles[1])]
-        y += 20
+    parts = [label("start", (4, 17), titles[0]), label("start", (left + wide + 8, 17), titles[1])]
+    # Below the header.
+    y = 26.0
     for index, ((_, _, _, height), content) in enumerate(elements):
         parts.append(f'<g transform="translate({left:.1f} {y:.1f})">{content}</g>')
         if index < len(rows):

@@ -43,7 +43,7 @@ def write_report(run: Path, reload_s: float = 0) -> Path:
     """
     path = run / "report.html"
     with writing(path), understood(run):
-        write_text(path, _render(run, reload_s))
+        write_text(path, render(run, reload_s))
         # Reading every rollout takes seconds, which a page that reloads every five does not have.
         rows_of_run = {} if reload_s else {"steps": [*samples.steps(run)], "evaluations": [*samples.evaluations(run)]}
         if any(rows_of_run.values()):
@@ -71,11 +71,6 @@ def render(run: Path, reload_s: float = 0) -> str:
     Raises:
         StorageError: a file of the run cannot be read.
     """
-    with understood(run):
-        return _render(run, reload_s)
-
-
-def _render(run: Path, reload_s: float) -> str:
     facts, metrics, evals = status(run), read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     config, environment = read_json(run / "config.resolved.json"), read_json(run / "environment.json")
     return fill(

@@ -110,14 +110,8 @@ def declare(path: Path, loaded: LoadedCampaign) -> Declared | None:
     if before and started:
         earlier = [*before.get("earlier", ()), f"campaign-before-{len(before.get('earlier', ())) + 1}.toml"]
         write_text(path / earlier[-1], (path / FILE).read_text(encoding="utf-8"))
-    return Declared(
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        after=len(started),
-        runs=len(started | {job.id for job in jobs(loaded)}),
-        sha256=hashlib.sha256(loaded.text.encode()).hexdigest(),
-        terms=terms,
-        earlier=earlier,
-    )
+    sha256 = hashlib.sha256(loaded.text.encode()).hexdigest()
+    return Declared(**_declared_now(started, loaded), sha256=sha256, terms=terms, earlier=earlier)
 
 
 def declare_looks(path: Path, loaded: LoadedCampaign) -> LooksDeclared | None:
@@ -138,11 +132,13 @@ def declare_looks(path: Path, loaded: LoadedCampaign) -> LooksDeclared | None:
     started = _started(path)
     if not sizes and not started:
         return None
-    return LooksDeclared(
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        after=len(started),
-        runs=len(started | {job.id for job in jobs(loaded)}),
-    )
+    return _declared_now(started, loaded)
+
+
+def _declared_now(started: set[str], loaded: LoadedCampaign) -> LooksDeclared:
+    """Return the time, the number of started runs, and that of all runs, including those of earlier plans."""
+    runs = len(started | {job.id for job in jobs(loaded)})
+    return LooksDeclared(at=datetime.now(UTC).isoformat(timespec="seconds"), after=len(started), runs=runs)
 
 
 def seeds_reported(path: Path, loaded: LoadedCampaign) -> int | None:

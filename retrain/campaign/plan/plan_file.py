@@ -63,38 +63,32 @@ class Job:
         return self.condition.removeprefix(f"{self.task}: ")
 
 
-class Declared(TypedDict):
-    """The declaration of a campaign's primary comparison.
-
-    Attributes:
-        at: time at which the plan was written, ISO 8601 in UTC.
-        after: number of runs that had started by then.
-        runs: number of runs that were planned at that time, including those of an earlier plan.
-        sha256: hash of the campaign's file.
-        terms: settings that decide what the declared comparison tests, by key.
-        earlier: names of the kept files of the campaign as declared earlier, if runs had started by then.
-    """
-
-    at: str
-    after: Seed
-    sha256: str
-    runs: Seed
-    terms: dict[str, Any]
-    earlier: NotRequired[list[str]]
-
-
 class LooksDeclared(TypedDict):
     """The declaration of a campaign's looks.
 
     Attributes:
         at: time at which the looks, or the number of seeds, were last set or changed, ISO 8601 in UTC.
-        after: number of runs that had started by then. If it is not 0, the looks are late.
-        runs: number of all runs that were planned at that time.
+        after: number of runs that had started by then. If it is not 0, the declaration is late.
+        runs: number of runs that were planned at that time, including those of an earlier plan.
     """
 
     at: str
     after: Seed
     runs: Seed
+
+
+class Declared(LooksDeclared):
+    """The declaration of a campaign's primary comparison.
+
+    Attributes:
+        sha256: hash of the campaign's file.
+        terms: settings that decide what the declared comparison tests, by key.
+        earlier: names of the kept files of the campaign as declared earlier, if runs had started by then.
+    """
+
+    sha256: str
+    terms: dict[str, Any]
+    earlier: NotRequired[list[str]]
 
 
 class Plan(Campaign):

@@ -18,7 +18,6 @@ class KindStyle(NamedTuple):
         css: its CSS class; shape: its mark in a figure.
         legend: its words in a legend; "" for a kind that looks like another one.
         holds: True if a claim over several outcomes holds for it; "margin": only if the outcome has a margin.
-        fails: True if `compare --fail-if` has its name as a choice.
     """
 
     words: str
@@ -28,12 +27,11 @@ class KindStyle(NamedTuple):
     shape: Shape
     legend: str
     holds: Literal[True, False, "margin"]
-    fails: bool = False
 
 
 KINDS: Mapping[VerdictKind, KindStyle] = {
     "better": KindStyle("better", "▲", "blue", "better", "triangle", "better", True),
-    "worse": KindStyle("worse", "▼", "red", "worse", "inverted triangle", "worse", False, fails=True),
+    "worse": KindStyle("worse", "▼", "red", "worse", "inverted triangle", "worse", False),
     "equal": KindStyle("equal within {margin}", "=", "green", "equal", "square", "equal", "margin"),
     "not worse": KindStyle(
         "not worse by more than {margin}", "≥", "green", "not-worse", "diamond", "not worse", "margin"

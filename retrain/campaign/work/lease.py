@@ -20,23 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
-
 from retrain.errors import StorageError
 from retrain.system.files import writing
 from retrain.system.lock import alive, identity
-from retrain.system.records import read_object
-
-# The functional syntax is used because the dead-code check reports class attributes that only JSON uses.
-_Owner = TypedDict("_Owner", {"host": str, "pid": int, "born": str | None, "machine": str})  # noqa: UP013
-_Child = TypedDict("_Child", {"machine": str, "pid": int})  # noqa: UP013
-_Content = TypedDict(  # noqa: UP013
-    "_Content",
-    {"beat": int, "crashes": int, "starts": int, "seconds": float, "released": bool, "owner": _Owner, "child": _Child},
-    total=False,
-)
-_CONTENT: TypeAdapter[Any] = TypeAdapter(_Content)
+from retrain.system.records import read_json
 
 LEASE_S = 60.0
 """Seconds without a sign of life after which a lease is free. A worker renews its leases six times in this time, so
@@ -150,9 +137,9 @@ def held(folder: Path, job: str) -> bool | None:
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """Read a lease; empty if its owner is rewriting it at this moment, or if the content is invalid."""
+    """Read a lease; empty if its owner is rewriting it at this moment."""
     with suppress(StorageError):
-        return read_object(path, _CONTENT)
+        return read_json(path)
     return {}
 
 
