@@ -10,7 +10,7 @@ pytestmark = pytest.mark.repository
 
 PACKAGE, MODULE, FUNCTION = 16, 450, 70
 """Modules of a package; code lines of a module; code lines of a function."""
-CORE_LINES = 31_106
+CORE_LINES = 31_078
 """Code lines of the package without lab/ and adapters/. Lower the number to what is reached; never raise it."""
 DOCS_WORDS = 51_921
 """Words of docs/*.md, as `wc -w` counts them. Lower the number to what is reached; never raise it."""
