@@ -34,7 +34,6 @@ from retrain.environments.env_pool import EnvPool, Launch
 from retrain.environments.env_process import Hello
 from retrain.run.episodes import EpisodeRunner
 from retrain.run.session import Resume, run
-from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
 from retrain.types import Completion, Problem, Request, Sampling
 
@@ -83,7 +82,7 @@ def played(
 ) -> float:
     """Seconds to play this many groups of episodes."""
     hello = Hello(environment, f"slow_tools.{environment}", {}, (str(Path(__file__).parent),), 60.0, LIMITS)
-    pool = EnvPool(Launch({"": hello}, Containment(0, False)), workers, max_failed=0.0).start()
+    pool = EnvPool(Launch({"": hello}, memory_mb=0), workers, max_failed=0.0).start()
     pool.lanes = lanes or pool.lanes
     chat = Chat(Bytes(), 0)
     posed = [(Problem(str(n), "what?", "x"), chat.prompt("what?")) for n in range(groups)]

@@ -25,7 +25,6 @@ from retrain.environments.env_pool import EnvPool, Launch
 from retrain.environments.env_process import Hello
 from retrain.protocols import Sampler
 from retrain.run.episodes import EpisodeRunner
-from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
 from retrain.types import Completion, Problem, Request, Sampling
 
@@ -76,7 +75,7 @@ def engine(folder: Path) -> Any:
         intermediate_size=704, max_position_embeddings=512, tie_word_embeddings=True,
     )  # fmt: skip
     model = hf.Qwen3ForCausalLM(config).eval()
-    found = VllmEngine(model, 0, torch.device("cpu"), folder, dtype="float32", kv_cache_mb=64)
+    found = VllmEngine(model, 0, torch.device("cpu"), folder, "float32", dtype="float32", kv_cache_mb=64)
     found.load_weights(model.state_dict(), 0)
     return found
 
@@ -84,7 +83,7 @@ def engine(folder: Path) -> Any:
 def main() -> None:
     """Print all of it."""
     hello = Hello("always_asleep", "slow_tools.always_asleep", {}, (str(Path(__file__).parent),), 60.0, LIMITS)
-    pool = EnvPool(Launch({"": hello}, Containment(0, False), threads=EPISODES)).start()
+    pool = EnvPool(Launch({"": hello}, memory_mb=0, threads=EPISODES)).start()
     pool.in_step = True  # batches wait for all episodes
     with tempfile.TemporaryDirectory() as folder:
         vllm = engine(Path(folder))
