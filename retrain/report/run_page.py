@@ -69,7 +69,7 @@ def render(run: Path, reload_s: float = 0) -> str:
         run: run directory.
         reload_s: seconds after which a browser reloads the page; 0: never.
     Raises:
-        StorageError: a file of the run cannot be read.
+        StorageError: a file of the run cannot be read. `write_report` raises it for damaged content, too.
     """
     facts, metrics, evals = status(run), read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     config, environment = read_json(run / "config.resolved.json"), read_json(run / "environment.json")

@@ -78,7 +78,7 @@ class LooksDeclared(TypedDict):
 
 
 class Declared(LooksDeclared):
-    """The declaration of a campaign's primary comparison.
+    """The declaration of a campaign's primary comparison; `at` is the time at which its plan was written.
 
     Attributes:
         sha256: hash of the campaign's file.

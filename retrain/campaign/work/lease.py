@@ -137,7 +137,7 @@ def held(folder: Path, job: str) -> bool | None:
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """Read a lease; empty if its owner is rewriting it at this moment."""
+    """Read a lease; empty if it is no JSON object, as while its owner rewrites it."""
     with suppress(StorageError):
         return read_json(path)
     return {}
