@@ -397,7 +397,7 @@ def picture(rows: Sequence[tuple[Claim, list[Shown]]]) -> str:
         _text(
             _WORDS,
             20,
-            _span("dot: the measured difference (of several, the weakest); bar: its 95% interval", COLORS["open"]),
+            _span("dot: the difference (of several, the weakest); bar: its 95% interval", COLORS["open"]),
         ),
     ]
     for index, (claim, shown) in enumerate(rows):
