@@ -48,11 +48,12 @@ class Bytes:
     """A tokenizer of one byte each; 0 ends a reply."""
 
     chat_template, eos_token_id = None, 0
+    added_tokens_decoder: Mapping[int, Any] = {}
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token).decode()
 
 

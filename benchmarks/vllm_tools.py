@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,12 @@ class Latin:
     """A tokenizer of one character each."""
 
     chat_template, eos_token_id = None, 0
+    added_tokens_decoder: Mapping[int, Any] = {}
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode("latin-1"))}
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("latin-1")
 
 
