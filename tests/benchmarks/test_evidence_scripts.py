@@ -95,11 +95,15 @@ def test_parts_of_the_tokens_have_shares_of_signal_and_variance(train, capsys):
     assert lines[0].endswith(" 0.000  1.00 [1.00, 1.00]")
 
 
-def test_credit_is_weighed_by_its_sign():
+def test_credit_is_weighed_by_its_sign_and_entropy_is_that_of_every_row():
     signs = find("transform", "signs.signs", PLUGINS).target
     credit = torch.tensor([[2.0, -3.0], [0.0, 4.0]])
-    assert signs(credit, above=0.1).tolist() == [[pytest.approx(0.2), -3.0], [0.0, pytest.approx(0.4)]]
-    assert signs(credit, below=0.0).tolist() == [[2.0, 0.0], [0.0, 4.0]]
+    columns = torch.tensor([[0.5, 0.25], [0.75, 8.0]]), torch.tensor([[True, True], [True, False]])
+    weighed, metrics = signs(credit, *columns, above=0.1)
+    assert weighed.tolist() == [[pytest.approx(0.2), -3.0], [0.0, pytest.approx(0.4)]]
+    weighed, same = signs(credit, *columns, below=0.0)
+    assert weighed.tolist() == [[2.0, 0.0], [0.0, 4.0]]
+    assert metrics == same == {"signs/entropy": 0.5}, "rows without credit count"
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [("false_positives", 0.0, 0.3), ("false_negatives", 0.3, 0.0)])

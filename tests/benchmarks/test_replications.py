@@ -48,6 +48,12 @@ def test_the_weakest_expectation_is_nearest_to_failing():
     assert (named(dca), dca.outcome.metric, expected) == ("dca 0.1", "accuracy", "not worse")
 
 
+@pytest.mark.parametrize(("claim", "shown"), latest(FOUND), ids=[claim.name for claim, _ in latest(FOUND)])
+def test_the_words_of_a_dot_are_about_its_expectation(claim, shown):
+    drawn, _ = weakest(shown)
+    assert f"{{{named(drawn)}@{drawn.outcome.column}}}" in claim.figure
+
+
 def test_the_figures_are_those_of_the_results():
     drawn = figures(FOUND)
     assert {name: (IMAGES / name).read_text() for name in drawn} == drawn

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 Weight = Annotated[float, Field(ge=0)]
 
 
-@transform("signs")
-def signs(advantages: Tensor, *, above: Weight = 1.0, below: Weight = 1.0) -> Tensor:
-    """Return the advantages [N, T], positive ones times `above` and negative ones times `below`."""
-    return advantages.clamp(min=0) * above + advantages.clamp(max=0) * below
+@transform("signs", metrics={"signs/entropy": "mean entropy of the tokens of all rollouts, in nats"})
+def signs(
+    advantages: Tensor, entropy: Tensor, response_mask: Tensor, *, above: Weight = 1.0, below: Weight = 1.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the advantages [N, T], positive ones times `above` and negative ones times `below`, and a metric.
+
+    A weight of 0 leaves rows without credit, which `policy/entropy` does not include. The metric includes every row.
+    """
+    weighed = advantages.clamp(min=0) * above + advantages.clamp(max=0) * below
+    return weighed, {"signs/entropy": entropy[response_mask].mean()}
