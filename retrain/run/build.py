@@ -92,9 +92,10 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
 
 def _model_warnings(config: Config, model: Loaded, task: Task, device: torch.device) -> Iterator[str]:
     """Yield what the model or its chat template does unexpectedly in this run."""
-    if warning := model.chat.warning(task.problem(0).prompt):
+    prompt = task.problem(0).prompt
+    if warning := model.chat.warning(prompt):
         yield warning
-    if model.chat.dated:
+    if model.chat.dated(prompt):
         yield (
             "the chat template writes today's date into prompts, so that this run's prompts change from day to day; "
             "fix it by [model] chat_params, if the template has a variable for it (Llama 3: date_string)"

@@ -226,14 +226,15 @@ class Chat:
             f"{whole[at : at + 40]!r}; with several turns, a served model reads other tokens than those of its training"
         )
 
-    @cached_property
-    def dated(self) -> bool:
-        """True if the chat template writes today's date into prompts."""
+    def dated(self, prompt: str | Messages) -> bool:
+        """Return True if the chat template writes today's date into this prompt."""
         if not self.templated:
             return False
-        # transformers gives templates this function; another one in its place shows whether it is called.
-        marked = replace(self, params={"strftime_now": lambda form: _REPLY, **self.params})
-        return _REPLY in marked.render([{"role": "user", "content": "x"}])
+        # transformers gives templates the function strftime_now; a macro in its place shows whether it is called.
+        marker = "<strftime_now>"
+        macro = f"{{% macro strftime_now(form) %}}{marker}{{% endmacro %}}"
+        template = macro + self.tokenizer.get_chat_template()
+        return marker in self.render(messages_of(prompt), chat_template=template)
 
     @cached_property
     def end_id(self) -> int:
