@@ -97,9 +97,9 @@ def assert_same(folder: Path, quiet: Path) -> None:
     assert {outcome["status"] for outcome in outcomes(folder).values()} == {"done"}
     for cell in CELLS:
         mine, theirs = (path / "runs/sweep/cells" / cell for path in (folder, quiet))
-        assert digest(mine) == digest(theirs)
-        assert rows(mine / "metrics.jsonl") == rows(theirs / "metrics.jsonl")
-        assert rows(mine / "eval.jsonl") == rows(theirs / "eval.jsonl")
+        for file in ("metrics.jsonl", "eval.jsonl"):
+            assert rows(mine / file) == rows(theirs / file), (mine / "log.txt").read_text()
+        assert digest(mine) == digest(theirs), (mine / "log.txt").read_text()
     until(lambda: processes(folder) == [])  # what forks for the driver ends after it
 
 
