@@ -166,7 +166,10 @@ def parse_yielded(value: Any, first: bool) -> Answer:
     """
     seen = Observation(value) if value is None or isinstance(value, str) else value
     if not isinstance(seen, Observation):
-        messages = [_message(message) for message in _list(value)]
+        # Bytes are a sequence of numbers.
+        if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
+            raise ValueError(f"yielded a {type(value).__name__}; yield text, Observation(...), messages or None")
+        messages = [_message(message) for message in value]
         return Answer("observation", messages, state=_digest(messages))
     if seen.text is not None and not isinstance(seen.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"the text of Observation is of type {type(seen.text).__name__}; give a str or None")
@@ -204,13 +207,6 @@ def _digest(state: str | Sequence[tuple[str, str]]) -> str:
     """Hash the name of a state, or messages, to 16 hexadecimal digits; "" if it is empty."""
     # States are only compared, and a text may be long; a lone surrogate is not valid UTF-8.
     return blake2b(repr(state).encode(errors="surrogatepass"), digest_size=8).hexdigest() if state else ""
-
-
-def _list(value: Any) -> Sequence[Any]:
-    # Bytes are a sequence of numbers.
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return value
-    raise ValueError(f"yielded a {type(value).__name__}; yield text, Observation(...), messages or None")
 
 
 def _message(value: Any) -> tuple[str, str]:

@@ -308,18 +308,6 @@ def _hashed_answer(raw: Any) -> tuple[Answer, int]:
 
 
 def _answer(raw: Any) -> Answer:
-    """Return a worker's answer; raise ValueError if it is invalid.
-
-    Untrusted code in the worker may have written it.
-    """
-    try:
-        kind, messages, reward, parts, metrics, detail, trace, tools, tools_text, state = raw
-        texts = [(str(role), str(text)) for role, text in messages]
-        scores = None if parts is None else {str(name): float(value) for name, value in parts.items()}
-        counts = {str(name): float(value) for name, value in metrics.items()}
-        if kind in ("observation", "end", "error"):
-            rest = str(detail), str(trace), list(tools), str(tools_text)
-            return Answer(kind, texts, float(reward), scores, counts, *rest, str(state))
-    except (TypeError, ValueError, AttributeError):
-        pass
-    raise ValueError("it sent an invalid answer")
+    """Return an answer with the same types from a worker, where JSON has made lists of tuples, and from this process."""
+    answer = Answer(*raw)
+    return answer._replace(messages=[(role, text) for role, text in answer.messages], tools=list(answer.tools))

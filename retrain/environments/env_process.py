@@ -10,9 +10,7 @@ import copy
 import importlib
 import inspect
 import os
-import resource
 import sys
-import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple
 from retrain.environments import contract
 from retrain.environments.contract import Action, Answer, Limits, fields_read, parse_returned, parse_yielded
 from retrain.errors import ComponentError
-from retrain.system.worker_process import limit, serve
+from retrain.system.worker_process import serve
 
 _LONGEST = 1 << 16
 """Largest number of characters of a message: an answer is sent as one line of bounded length."""
@@ -191,25 +189,17 @@ def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], A
         (first message to the parent, function that answers its calls). The function is None if
         loading failed; see `LiveEpisodes.call`.
     """
-    settings = {label: Hello(*hello) for label, hello in hellos.items()}
-    timeout_s = max(hello.timeout_s for hello in settings.values())
     # The registry needs libraries that this interpreter may not have.
     contract.in_worker = True
     # A user's module may write `from retrain import environment`, which would load the registry.
     vars(sys.modules["retrain"])["environment"] = contract.environment
     try:
-        episodes = LiveEpisodes(settings)
+        episodes = LiveEpisodes({label: Hello(*hello) for label, hello in hellos.items()})
     except BaseException as error:
         if isinstance(error, ComponentError):
             return ["refused", error.problem, error.fix, error.trace], None
         return ["raised", f"{type(error).__name__}: {error}"[:500], "", traceback.format_exc()[-4000:]], None
-
-    def call(body: tuple[Any, ...]) -> Answer:
-        # The limit of CPU time ends the worker even if the parent is not able to kill it.
-        limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * timeout_s) + 10)
-        return episodes.call(body)
-
-    return ["ready", episodes.traits, episodes.reads], call
+    return ["ready", episodes.traits, episodes.reads], episodes.call
 
 
 def _close(episode: Generator[Any, Any, Any]) -> None:

@@ -354,9 +354,12 @@ def _exact(value: Any, hint: Any) -> Any:
                 return _exact(value, member)
         raise ValueError
     if origin is Literal:
-        return next(
-            iter([item for item in inner if type(item) is type(value) and item == value] or _from_text(value, inner))
-        )
+        choices = [item for item in inner if type(item) is type(value) and item == value]
+        # The choice itself comes first: "1" is the text of `Literal[1, "1"]` and not its number.
+        choices += [item for item in inner if isinstance(value, str) and str(item) == value]
+        if not choices:
+            raise ValueError
+        return choices[0]
     kind = shape(hint).get("type")
     if isinstance(value, str) and kind not in (None, "string"):
         # Models write Python's constants where JSON's belong.
@@ -369,13 +372,6 @@ def _is_exact(value: Any, hint: Any) -> bool:
         converted = _exact(value, hint)
         return type(converted) is type(value) and converted == value
     return False
-
-
-def _from_text(value: Any, choices: tuple[Any, ...]) -> list[Any]:
-    """Return the choice that has this text, in a list; raise ValueError if there is none."""
-    if not (equal := [choice for choice in choices if isinstance(value, str) and str(choice) == value]):
-        raise ValueError
-    return equal
 
 
 def _of_kind(value: Any, kind: str | None, cls: Any, inner: tuple[Any, ...]) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.registry import reward
-from retrain.rewards.judge_endpoint import SENDS, JudgeEndpoint, check_for, columns_of, filled, last_line, unfit_for
+from retrain.rewards.judge_endpoint import JudgeEndpoint, judge_traits, last_line
 from retrain.rewards.rubric import reward_of
 from retrain.rewards.text import Capturing
 
@@ -22,14 +22,7 @@ _OUT_OF = re.compile(r"(?i)(?:/|out\s+of)\s*(\d+)[*_.\s]*\Z")
 """The end of such a line, with the largest score."""
 
 
-@reward(
-    "judge",
-    timeout_s=180.0,
-    check=check_for("completion"),
-    problems=unfit_for("completion"),
-    parts=columns_of,
-    reaches=SENDS,
-)
+@reward("judge", **judge_traits("completion"))
 @dataclass(kw_only=True)
 class Judge(JudgeEndpoint):
     """Score in [0, 1] by another language model: s = (x - lowest) / (highest - lowest), x the number in its answer.
@@ -53,32 +46,15 @@ class Judge(JudgeEndpoint):
 
     async def __call__(self, completion: str, problem: Mapping[str, Any]) -> float | dict[str, float] | None:
         criteria = self.criteria_of(problem)
-        template = self.prompt or self._usual(bool(problem["answer"].strip()), criteria is not None)
-
-        def question(criterion: str) -> str:
-            fields = {"completion": completion, **({} if criteria is None else {"criterion": criterion})}
-            return filled(template, problem, fields)
-
         how = [self.pattern, self.json_field, self.lowest, self.highest]
-        scores = await self.ask_each(criteria, question, self._score, *how)
+        scores = await self.ask_each(problem, criteria, {"completion": completion}, self._score, *how)
         if criteria is None:
             return scores[0]
         return reward_of(criteria, scores) if criteria else None
 
-    def _usual(self, reference: bool, rubric: bool) -> str:
-        """Return the template of the question if `prompt` is unset."""
-        ends = ("not met", "fully met") if rubric else ("wrong", "right and complete")
-        parts = [
-            f"Grade an answer to a question{' by one criterion' * rubric}.",
-            "Question:\n{prompt}",
-            *(["Reference answer:\n{answer}"] if reference else []),
-            "Answer to grade:\n{completion}",
-            *(["Criterion:\n{criterion}"] if rubric else []),
-            f"Give a score from {self.lowest:g} ({ends[0]}) to {self.highest:g} ({ends[1]})"
-            f"{' by this criterion alone' * rubric}. "
-            'Explain briefly, then end with a line "Score: N".',
-        ]
-        return "\n\n".join(parts)
+    def _wording(self, by: str, alone: str, scale: str) -> tuple[str, str, str]:
+        end = f'Give a score {scale}{alone}. Explain briefly, then end with a line "Score: N".'
+        return f"Grade an answer to a question{by}.", "Answer to grade:\n{completion}", end
 
     def _score(self, answer: str) -> float:
         """Parse the score of an answer and scale it to [0, 1]; raise ValueError if there is no valid score."""

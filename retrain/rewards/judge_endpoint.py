@@ -16,7 +16,6 @@ from pydantic import Field
 
 from retrain.functional.templates import PLACEHOLDER, as_text, column
 from retrain.registry import Finding
-from retrain.registry.traits import ComponentCheck
 from retrain.rewards.rubric import Item, Rubric, Weighted
 from retrain.system.files import expanded, write_text
 from retrain.system.http_client import FAILURES, Calls, HttpError, key_from, key_mistakes
@@ -24,9 +23,6 @@ from retrain.system.masking import masked
 from retrain.system.records import BadRow
 
 T = TypeVar("T")
-SENDS = {"base_url": "sends prompts, completions and the key of api_key_env to a server"}
-"""Trait `reaches` of a reward that sends requests to a judge."""
-
 _RETRIED = (408, 409, 425, 429)
 """HTTP status codes below 500 after which a request is repeated."""
 
@@ -90,27 +86,60 @@ class JudgeEndpoint:
         return self._rubric.of(problem["extra"]) if self._rubric else None
 
     async def ask_each(
-        self, criteria: Sequence[Weighted] | None, question: Callable[[str], str], read: Callable[[str], T], *how: Any
+        self,
+        problem: Mapping[str, Any],
+        criteria: Sequence[Weighted] | None,
+        fields: Mapping[str, str],
+        read: Callable[[str], T],
+        *how: Any,
+        form: str = "",
     ) -> list[T]:
         """Send one request for each criterion, concurrently; without a rubric a single request.
 
         Args:
+            problem: the problem.
             criteria: the criteria; None without a rubric.
-            question: function from the text of a criterion to the question.
+            fields: text to judge, by the name of its placeholder.
             read: function from the judge's answer to its result; raises ValueError if the answer is invalid.
             how: settings on which the result of `read` depends; part of the key of the cache.
+            form: text after every question.
         Raises:
             ValueError: the request for a criterion failed. Without a rubric, the exception of the request is raised.
         """
+        template = self.prompt or self._usual(bool(problem["answer"].strip()), criteria is not None)
         if criteria is None:
-            return [await self._request(question(""), read, how)]
-        texts = [question(criterion.text) for criterion in criteria]
+            return [await self._request(filled(template, problem, fields) + form, read, how)]
+        texts = [filled(template, problem, {**fields, "criterion": criterion.text}) + form for criterion in criteria]
         # All criteria are asked even if one fails, so that the next attempt knows their answers.
         results = await asyncio.gather(*(self._request(text, read, how) for text in texts), return_exceptions=True)
         for criterion, result in zip(criteria, results, strict=True):
             if isinstance(result, BaseException):
                 raise ValueError(f"{result}, about the criterion {criterion.text[:200]!r}") from result
         return cast("list[T]", results)
+
+    def _usual(self, reference: bool, rubric: bool) -> str:
+        """Return the template of the question if `prompt` is unset."""
+        worst, best = ("not met", "fully met") if rubric else ("wrong", "right and complete")
+        scale = f"from {self.lowest:g} ({worst}) to {self.highest:g} ({best})"
+        task, shown, end = self._wording(" by one criterion" * rubric, " by this criterion alone" * rubric, scale)
+        parts = [
+            task,
+            "Question:\n{prompt}",
+            *(["Reference answer:\n{answer}"] if reference else []),
+            shown,
+            *(["Criterion:\n{criterion}"] if rubric else []),
+            end,
+        ]
+        return "\n\n".join(parts)
+
+    def _wording(self, by: str, alone: str, scale: str) -> tuple[str, str, str]:
+        """Return the paragraphs of the question that name the task, show the text to judge, and ask for the answer.
+
+        Args:
+            by, alone: words that limit the task and the answer to the criterion; "" without a rubric.
+            scale: the scale of the scores.
+        """
+        raise NotImplementedError
 
     async def _request(self, text: str, read: Callable[[str], T], how: Sequence[Any]) -> T:
         settings = {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature}
@@ -193,7 +222,11 @@ def filled(template: str, problem: Mapping[str, Any], fields: Mapping[str, str])
     Raises:
         ValueError: the row lacks a column that the template shows.
     """
-    named = {"prompt": question_text(problem["prompt"]), "answer": str(problem["answer"]), **fields}
+    prompt = problem["prompt"]
+    if not isinstance(prompt, str):
+        messages = cast("list[dict[str, str]]", prompt)
+        prompt = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    named = {"prompt": prompt, "answer": str(problem["answer"]), **fields}
     row: Mapping[str, Any] = problem["extra"]
 
     def shown(name: str) -> str:
@@ -206,27 +239,22 @@ def filled(template: str, problem: Mapping[str, Any], fields: Mapping[str, str])
     return PLACEHOLDER.sub(lambda match: shown(match[1]), template)
 
 
-def question_text(prompt: Any) -> str:
-    """Return the prompt as text, without a chat template."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in cast("list[dict[str, str]]", prompt))
-
-
 def last_line(answer: str) -> str:
     """Return the last line of a judge's answer; earlier lines may quote the completion."""
     return answer.strip().rpartition("\n")[2].strip()
 
 
-def unfit_for(shown: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], str]:
-    """Return the trait `problems` of a judge: a function that describes why a row cannot be judged.
+def judge_traits(shown: str) -> dict[str, Any]:
+    """Return the traits of a judge.
 
     Args:
         shown: placeholder of the text to judge: "completion" or "completions".
     """
 
     def unfit(params: Mapping[str, Any], problem: Mapping[str, Any]) -> str:
-        rubric, template = rubric_in(params), params["prompt"] or ""
+        """Return the reason why a row cannot be judged, or ""."""
+        rubric = rubric_in(params)
+        template = params["prompt"] or ""
         try:
             if rubric:
                 rubric.of(problem["extra"])
@@ -235,21 +263,6 @@ def unfit_for(shown: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], st
             return str(reason)
         empty = "{answer}" in template and not problem["answer"].strip()
         return "the answer is empty, and prompt shows it" if empty else ""
-
-    return unfit
-
-
-def columns_of(params: Mapping[str, Any]) -> dict[str, float]:
-    """Return the value of the trait `parts` of a judge: the weights of the parts of its reward."""
-    return rubric_in(params).columns()
-
-
-def check_for(shown: str) -> ComponentCheck:
-    """Return the check of a judge's parameters.
-
-    Args:
-        shown: placeholder of the text to judge: "completion" or "completions".
-    """
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         if not re.match(r"https?://[^/\s]+", params["base_url"]):
@@ -264,7 +277,14 @@ def check_for(shown: str) -> ComponentCheck:
                 yield Finding(("prompt",), f"does not show the {placeholder}", f"add {{{placeholder}}} to the text")
         yield from _rubric_mistakes(rubric)
 
-    return check
+    return {
+        # A large model may think for a minute or two, and a request may be repeated.
+        "timeout_s": 180.0,
+        "check": check,
+        "problems": unfit,
+        "parts": lambda params: rubric_in(params).columns(),
+        "reaches": {"base_url": "sends prompts, completions and the key of api_key_env to a server"},
+    }
 
 
 def _rubric_mistakes(rubric: Rubric) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from retrain.protocols import ALONE, Ranks
 from retrain.registry import Bound, reward
 from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
-from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
+from retrain.rewards.worker import RewardResult, Settings, evaluate, load, size
 from retrain.system import event_loop
 from retrain.types import Score, is_reward
 
@@ -25,9 +26,6 @@ _logger = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
 """Additional seconds before a worker with coroutines is killed, in which it enforces each coroutine's limit itself."""
-_INVALID = "it sent an invalid answer"
-_MAX_TEXT = 4000
-"""Largest number of characters of an error's description and of its traceback."""
 
 _RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
 """(index of the reward among those of its workers, completions or groups of completions to score)."""
@@ -279,28 +277,25 @@ class _RewardWorkers:
     async def call_all(self, calls: Sequence[_RewardCall]) -> list[list[RewardResult]]:
         """Return the results of each call, one per completion. If a call ends its worker, its completions fail."""
         if self._workers is None:
-            return await event_loop.call_in_caller(lambda: [self._score(*call) for call in calls])
-        answers = await self._workers.call_all(calls, lambda index, answer: self._read(calls[index], answer), _spent)
+            return await event_loop.call_in_caller(
+                lambda: [evaluate(self._local[number], items) for number, items in calls]
+            )
+        answers = await self._workers.call_all(
+            calls, lambda _, answer: [RewardResult(*fields) for fields in answer], _spent
+        )
         return [
             answer if isinstance(answer, list) else self._lost(call, answer)
             for call, answer in zip(calls, answers, strict=True)
         ]
 
     async def close(self) -> None:
-        """Kill the workers."""
+        """Kill the workers, or close the event loops of rewards in this process. A later call starts new ones."""
         if self._workers is not None:
             await self._workers.close()
-
-    def _score(self, number: int, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-        return evaluate(self._local[number], items)
-
-    def _read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
-        name = self._settings.rewards[call[0]][0]
-        count = size(call[1])
-        results = [_parse_result(result, name) for result in answer] if isinstance(answer, list) else []
-        if len(results) != count:
-            raise ValueError(_INVALID)
-        return results
+        for loaded in self._local:
+            # Where they run: a loop cannot end another one in its own thread.
+            await event_loop.call_in_caller(loaded.runner.close)
+        self._local = [loaded._replace(runner=asyncio.Runner()) for loaded in self._local]
 
     def _lost(self, call: _RewardCall, lost: CallLost) -> list[RewardResult]:
         return [RewardResult(lost.kind, detail=f"{self._settings.rewards[call[0]][0]} {lost}")] * size(call[1])
@@ -317,24 +312,6 @@ def _groups(items: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 def _spent(result: list[RewardResult]) -> bool:
     """Return True if a worker must be replaced: its memory is full, perhaps with garbage of earlier calls."""
     return any(reward_result.status == "error" and "MemoryError" in reward_result.detail for reward_result in result)
-
-
-def _parse_result(answer: Any, name: str) -> RewardResult:
-    """Parse a worker's answer for one completion; raise ValueError if it is invalid.
-
-    The answer is untrusted, because the code of a reward may have written it.
-    """
-    match answer:
-        case ["ok", None | float() as value, dict() as parts, "", ""] if all(
-            type(part) is float for part in parts.values()
-        ):
-            if all(is_reward(number) for number in (value or 0.0, *parts.values())):
-                return RewardResult("ok", value, parts)
-            return invalid(name, {**parts, "score": value} if parts else value)
-        case [("error" | "invalid" | "timeout") as status, None, {}, str(detail), str(trace)]:
-            return RewardResult(status, detail=detail[:_MAX_TEXT], trace=trace[-_MAX_TEXT:])
-        case _:
-            raise ValueError(_INVALID)
 
 
 def _variables(rewards: Sequence[Bound]) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import reprlib
-import resource
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -80,8 +78,6 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
         cannot be loaded. A call is (index of the reward, completions); its answer is a list of
         `RewardResult`.
     """
-    from retrain.system.worker_process import limit  # here, because the trainer imports this module for `evaluate`
-
     settings = Settings(*hello)
     try:
         rewards = [load(*reward, settings) for reward in settings.rewards]
@@ -89,13 +85,7 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
         if isinstance(error, ComponentError):
             return ["refused", error.problem, error.fix, error.trace], None
         return ["raised", described(error), "", own_frames(error)], None
-
-    def call(body: tuple[int, Sequence[Mapping[str, Any]]]) -> list[RewardResult]:
-        # The limit of CPU time ends the worker even if its parent is not able to kill it.
-        limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * settings.timeout_s) + 10)
-        return evaluate(rewards[body[0]], body[1])
-
-    return ["ready"], call
+    return ["ready"], lambda body: evaluate(rewards[body[0]], body[1])
 
 
 def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) -> LoadedReward:
@@ -183,9 +173,12 @@ def _to_result(name: str, value: Any) -> RewardResult:
         }
         # What remains are the parts. A dict without a "score" says nothing of the reward.
         score = named.pop("score", None)
-        return invalid(name, value) if score is None else RewardResult("ok", score, named)
-    number = _number(value)
-    return invalid(name, value) if number is None else RewardResult("ok", number)
+        if score is not None:
+            return RewardResult("ok", score, named)
+    elif (number := _number(value)) is not None:
+        return RewardResult("ok", number)
+    wanted = f'a "score" {REWARD_RANGE}' if isinstance(value, Mapping) else f"a number {REWARD_RANGE}, or None"
+    return RewardResult("invalid", detail=f"{name} returned {_shown(value)}; expected {wanted}")
 
 
 def _number(value: Any) -> float | None:
@@ -200,17 +193,6 @@ def _number(value: Any) -> float | None:
 
 def _shown(value: Any) -> str:
     return f"{reprlib.repr(value)} ({type(value).__name__})"
-
-
-def invalid(name: str, value: Any) -> RewardResult:
-    """Return the result for a return value that is not a score.
-
-    Args:
-        name: name of the reward.
-        value: the return value.
-    """
-    wanted = f'a "score" {REWARD_RANGE}' if isinstance(value, Mapping) else f"a number {REWARD_RANGE}, or None"
-    return RewardResult("invalid", detail=f"{name} returned {_shown(value)}; expected {wanted}")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class WorkerConnection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Send the first call."""
         self._transport = transport
-        transport.write(pickle.dumps((self._spec.memory_mb, self._spec.hello)))
+        transport.write(pickle.dumps((self._spec.memory_mb, self._spec.seconds, self._spec.hello)))
 
     def call(self, body: Any, parse: Callable[[Any], T]) -> asyncio.Future[T]:
         """Send a call and return a future of its result.

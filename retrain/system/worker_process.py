@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -122,7 +123,7 @@ def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> No
     pipe = socket.socket(fileno=int(sys.argv[1]))
     pipe.set_inheritable(False)  # programs that the worker starts must not write to the pipe
     calls = pipe.makefile("rb")
-    memory_mb, hello = pickle.load(calls)  # noqa: S301 - from the parent
+    memory_mb, seconds, hello = pickle.load(calls)  # noqa: S301 - from the parent
     _limit_memory(memory_mb)
     send = _sender(pipe)
     answer, function = start(hello)
@@ -135,6 +136,8 @@ def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> No
             call = pickle.load(calls)  # noqa: S301 - from the parent
         except EOFError:
             return
+        # The limit of CPU time ends the worker even if its parent is not able to kill it.
+        limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * seconds) + 10)
         handle(number, call)
 
 

@@ -1,5 +1,6 @@
 """Rewards that go wrong in every way the pool has to survive. Imported by its workers."""
 
+import asyncio
 import ctypes
 import importlib
 import mmap
@@ -71,6 +72,14 @@ def environment(completion, answer):
 
 def by_name(completion, answer, *, secret_env: str):
     return float(os.environ[secret_env] == answer)
+
+
+LOOPS = []
+
+
+async def in_a_loop(completion):
+    LOOPS.append(asyncio.get_running_loop())
+    return 1.0
 
 
 def torch_loaded(completion, answer):

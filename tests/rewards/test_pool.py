@@ -237,6 +237,18 @@ def test_no_workers_means_right_here():
         assert scorer.score([]) == []
 
 
+def test_no_workers_leave_no_event_loop_open():
+    with pool(bound("in_a_loop"), workers=0) as scorer:
+        assert scorer.score(items("right"))[0].value == 1.0
+        loops = sys.modules["misbehaving"].LOOPS
+        scorer.score(items("right"))
+        assert loops[-1] is loops[-2]
+    assert loops[-1].is_closed()
+    assert scorer.score(items("right"))[0].value == 1.0
+    scorer.close()
+    assert loops[-1].is_closed()
+
+
 def test_a_weighted_sum_that_is_too_large_is_invalid():
     with RewardPool([(bound("exact"), 6e14), (bound("exact"), 6e14)], workers=0, max_failed=1.0) as scorer:
         right, wrong = scorer.score(items("so right", "so wrong"))
