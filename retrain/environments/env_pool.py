@@ -308,6 +308,6 @@ def _hashed_answer(raw: Any) -> tuple[Answer, int]:
 
 
 def _answer(raw: Any) -> Answer:
-    """Return an answer with the same types from a worker, where JSON has made lists of tuples, and from this process."""
+    """Return an answer with the same types from a worker, where JSON makes lists of tuples, and from this process."""
     answer = Answer(*raw)
     return answer._replace(messages=[(role, text) for role, text in answer.messages], tools=list(answer.tools))
