@@ -117,7 +117,7 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
     # A single warm start may use the whole machine.
     slots = machine_slots(campaign.plan.slots, campaign.plan.ranks) if len(runs) > 1 else [{}]
     for first in range(0, len(runs), len(slots)):
-        with Stop("run the same command to resume"), ExitStack() as started:
+        with Stop("run the same command to resume") as stop, stop.at_once(), ExitStack() as started:
             processes = list[Process]()
             for index, (run, environment) in enumerate(zip(runs[first:], slots, strict=False), start=first):
                 log = campaign.path / f"warmstart-{index}.log"

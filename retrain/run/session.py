@@ -86,8 +86,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
     earlier = _earlier(resume, path)
     opened = RunDirectory(path, resume.mode, loaded.config.checkpoint, observe, ranks)
     # The handlers come first: a signal that arrives while the directory is opened must end in its status.json too.
-    with Stop(observe=observe, held=True) as stop, opened as directory:
-        stop.release()
+    with Stop(observe=observe, held=True) as stop, opened as directory, stop.at_once():
         previous = directory.previous_config(resume.path)
         started = {"config": resolved, "plugins": _hashes(loaded), "ranks": ranks.size}
         if previous:  # checked before torch is imported; `_accept` checks the checkpoint itself

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ class Stop(SignalHandler):
     Args:
         again: ends the message of a stop before a step began: how to start the work again.
         observe: receives the message that the step in progress is finished first.
-        held: note a signal until `release` instead of acting on it.
+        held: note a signal until the block of `at_once` begins instead of acting on it.
 
     Attributes:
         requested: "SIGTERM" or "Ctrl-C"; "" until a signal arrives.
@@ -53,15 +54,31 @@ class Stop(SignalHandler):
         self._arrived = False
         self._notify: Callable[[], None] | None = None
 
-    def release(self) -> None:
-        """Stop at once if a signal was noted; from now on a signal does so itself."""
+    @contextmanager
+    def at_once(self) -> Generator[None]:
+        """In this block a signal, also one that was noted before, ends the run at once until `defer` is called.
+
+        The start-up tries the parts of a model, and treats every Exception as an answer of the part. So `receive`
+        raises KeyboardInterrupt for all signals, which becomes the exception of the signal here.
+        """
         self._held = False
-        if self._arrived:
-            raise self.stopped(f" before a step began; {self._again}")
+        try:
+            self._check()
+            yield
+        except KeyboardInterrupt:
+            if self.deferred:
+                raise
+            raise self.stopped(f" before a step began; {self._again}") from None
 
     def defer(self, notify: Callable[[], None]) -> None:
         """Let a step in progress finish from now on, and call `notify` when the first signal arrives."""
+        # Code of others may have caught even a KeyboardInterrupt, and what it was computing may be wrong.
+        self._check()
         self._notify, self.deferred = notify, True
+
+    def _check(self) -> None:
+        if self._arrived:
+            raise KeyboardInterrupt
 
     def stopped(self, how: str) -> BaseException:
         """Return the exception that ends the run: KeyboardInterrupt (exit code 130) after Ctrl-C, else Preempted."""
@@ -83,10 +100,8 @@ class Stop(SignalHandler):
             self._announce(name)
             if self._notify is not None:
                 self._notify()
-        elif number == signal.SIGINT:
+        elif first or number == signal.SIGINT:
             raise KeyboardInterrupt
-        elif first:
-            raise self.stopped(f" before a step began; {self._again}")
         else:
             # The step takes too long. The previous checkpoint is intact, so exit now.
             os._exit(Preempted.exit_code)

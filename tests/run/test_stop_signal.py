@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -22,11 +23,28 @@ from tests.waiting import PATIENCE_S
 
 def test_before_the_first_step_the_run_ends_at_once_and_the_handler_is_put_back():
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="before a step began"), Stop():
+    with pytest.raises(Preempted, match="before a step began"), Stop() as stop, stop.at_once():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
-    with pytest.raises(Preempted, match=r"; run the same command$"), Stop("run the same command"):
+    with pytest.raises(Preempted, match=r"; run it$"), Stop("run it") as stop, stop.at_once():
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("caught", [Exception, BaseException])
+def test_a_run_ends_although_what_it_tries_at_its_start_catches_everything(train, tmp_path, monkeypatch, caught):
+    signals = iter([signal.SIGTERM])
+
+    def tried(layer):
+        with suppress(caught):
+            for number in signals:
+                os.kill(os.getpid(), number)
+        return False
+
+    monkeypatch.setattr("retrain.training.cpu_kernels._is_rms_norm", tried)
+    with pytest.raises(Preempted, match="before a step began"):
+        train()
+    assert not (tmp_path / "runs/run/metrics.jsonl").exists()
+    assert json.loads((tmp_path / "runs/run/status.json").read_text())["outcome"] == "preempted"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +79,8 @@ def test_a_signal_while_the_directory_is_opened_ends_the_run_once_it_is_open(tmp
     directory = RunDirectory(tmp_path / "run", "new", Checkpoint(), lambda *_: None)
     with Stop(held=True) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Preempted, match="before a step began"), directory:
-            stop.release()
+        with pytest.raises(Preempted, match="before a step began"), directory, stop.at_once():
+            pass
     assert json.loads((tmp_path / "run" / "status.json").read_text())["outcome"] == "preempted"
 
 
