@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from retrain.config.loaded_config import LoadedConfig
-from retrain.errors import ConfigError, UserCodeError
+from retrain.errors import ConfigError, StorageError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.report.run_summary import summary
 from retrain.run.findings import Evidence, RunFindings
@@ -20,8 +20,9 @@ from retrain.run.stop_signal import Stop, StopCondition
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
-from retrain.storage.run_files import config_changes, read_rows, understood
+from retrain.storage.run_files import config_changes, flatten, read_rows, understood
 from retrain.system.process import launched
+from retrain.system.records import read_json
 from retrain.types import Observer, State
 
 _PROMPTS = 8
@@ -101,9 +102,10 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         with understood(path):
             state = directory.restore(resume.path, partial(_accept, started, resume, observe, earlier))
         directory.write_config(_source(loaded), started)
+        before = _environment_of(earlier)  # read now, because the build writes that of this process
         with torch_of_its_own(), closing(_built(loaded, directory, observe)) as context:
             try:
-                start, cursor = _restore(context, state, resume)
+                start, cursor = _restore(context, state, resume, before)
                 with around(context):
                     train(context, stop, start, cursor, state)
                 finish(context, time.perf_counter() - began)
@@ -180,8 +182,20 @@ def _accept(started: Mapping[str, Any], resume: Resume, observe: Observer, run: 
     accept_checkpoint(state, started, resume.allow_change, observe, run)
 
 
-def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[int, int]:
-    """Load a checkpoint if there is one, prepare the findings, and return (steps done, cursor of the task)."""
+def _environment_of(run: Path) -> dict[str, Any]:
+    """Return the entries of a run's environment.json that change its numbers; {} if there is no such file."""
+    with suppress(StorageError):
+        recorded = read_json(run / "environment.json")
+        return dict(flatten({name: recorded.get(name) for name in ("packages", "cpu", "threads", "devices")}))
+    return {}
+
+
+def _restore(context: RunContext, state: State | None, resume: Resume, before: Mapping[str, Any]) -> tuple[int, int]:
+    """Load a checkpoint if there is one, prepare the findings, and return (steps done, cursor of the task).
+
+    Args:
+        before: `_environment_of` the run that is continued.
+    """
     start = cursor = 0
     if state is not None:
         with understood(context.directory.path):
@@ -189,6 +203,14 @@ def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[
             for change in config_changes(state["loop"]["data"], context.data, resume.allow_change):
                 context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
             start, cursor = context.load_state_dict(state)
+        now = _environment_of(context.directory.path)
+        if others := [
+            f"{name} {value} -> {now[name]}" for name, value in before.items() if value != now.get(name, value)
+        ]:
+            text = (
+                f"the steps from here on may differ in rounding from those of an uninterrupted run: {', '.join(others)}"
+            )
+            context.observe("message", {"text": text, "level": "warning"})
         context.observe("message", {"text": f"resumed after step {start}", "level": "info"})
         logged = _logged(context.directory.path) if context.trackers else []
         for tracker in context.trackers:

@@ -66,7 +66,7 @@ class Stop(SignalHandler):
             self._check()
             yield
         except KeyboardInterrupt:
-            if self.deferred:
+            if self.deferred or not self.requested:
                 raise
             raise self.stopped(f" before a step began; {self._again}") from None
 

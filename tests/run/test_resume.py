@@ -1,6 +1,7 @@
 """What may be resumed from where, and that a refusal costs nothing of what is there."""
 
 import json
+import re
 import signal
 import sys
 from shutil import rmtree
@@ -198,3 +199,18 @@ def test_a_run_without_a_checkpoint_says_that_it_starts_over(train, stopped, tmp
     rmtree(run / "checkpoints")
     train("training.max_steps=2", resume=Resume("auto"), observe=lambda event, details: said.append(str(details)))
     assert any("starting from step 0" in text for text in said)
+
+
+def test_a_run_that_goes_on_with_other_software_or_threads_says_so(train, stopped, tmp_path):
+    file = tmp_path / "runs" / "run" / "environment.json"
+    stopped("training.max_steps=3", steps=1)
+    environment = json.loads(file.read_text())
+    environment["packages"]["torch"] = "2.10.0"
+    file.write_text(json.dumps(environment | {"threads": 64, "platform": "another"}))
+    texts = []
+    for steps in (2, 3):  # the second resume has the environment that the first one recorded
+        options = (f"training.max_steps={steps}",)
+        resume = Resume("auto", allow_change=("training.max_steps",))
+        train(*options, resume=resume, observe=lambda event, details: texts.append(str(details.get("text"))))
+    [text] = [text for text in texts if "may differ in rounding" in text]
+    assert re.search(r"run: packages\.torch 2\.10\.0 -> [\d.]+\S*, threads 64 -> \d+$", text)
