@@ -302,17 +302,14 @@ def _parsed(name: str, text: str | None = None) -> Document:
         fix = "write each key once, strings in quotes, and true and false in lower case"
         raise _unreadable(name, error.lineno, error.colno, f"not valid TOML: {error.msg}", fix) from None
     except _PARSER_ERRORS as error:
-        raise _unreadable(name, *_longest_line(text), f"cannot be read: {error}", _SHORTER) from None
+        # The longest line most likely contains the value that the parser cannot read.
+        lines = text.split("\n")
+        longest = max(range(len(lines)), key=lambda index: len(lines[index]))
+        raise _unreadable(name, longest + 1, 1, f"cannot be read: {error}", _SHORTER) from None
     places = {path: Place(name, line, column, path) for path, (line, column) in positions(text).items()}
     document = Document(name, text, data, places)
     document.move_aliases()
     return document
-
-
-def _longest_line(text: str) -> tuple[int, int]:
-    """Return line and column of the longest line, which most likely contains the value that the parser cannot read."""
-    lines = text.split("\n")
-    return max(range(len(lines)), key=lambda index: len(lines[index])) + 1, 1
 
 
 def fork(document: Document) -> Document:

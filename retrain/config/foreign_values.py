@@ -44,8 +44,8 @@ def in_sections(document: Document) -> Iterator[ForeignValue]:
 def in_components(loaded: LoadedConfig) -> Iterator[ForeignValue]:
     """Yield parameters by which components of a validated configuration connect to a server or load code."""
     named = [(slot.params_path, slot.params, component) for slot, component in loaded.slots.items()]
-    # For signals, which no key names: their parameters can only be in their own tables.
-    computed = [((), {}, stage) for stage in loaded.pipeline.graph]
+    # No key names a signal, so its parameters can only be in its own table.
+    computed = [((), {}, stage) for stage in loaded.pipeline.graph if stage.kind == "signal"]
     for at, params, component in (*named, *computed):
         for key, effect in component.component.traits.reaches.items():
             if component.params.get(key) is not None:

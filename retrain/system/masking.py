@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -117,19 +117,15 @@ def _masked(value: Any, hidden: bool) -> Any:
 
 
 def _masked_text(text: str) -> str:
-    for secret in _environment_secrets():
+    secrets = tuple(value for name, value in os.environ.items() if name in _variables or looks_secret(name))
+    for secret in _spellings(secrets):
         text = text.replace(secret, HIDDEN)
     return _USER.sub(f"{HIDDEN}@", text) if "://" in text else text
 
 
-def _environment_secrets() -> Iterable[str]:
-    """Return the secrets in environment variables in all their spellings, the longest first."""
-    return _spellings(tuple(value for name, value in os.environ.items() if name in _variables or looks_secret(name)))
-
-
 @lru_cache(8)
 def _spellings(values: tuple[str, ...]) -> list[str]:
-    """Return every line of the values as it is, and escaped as in Python, JSON and a URL."""
+    """Return every line of the values as it is, and escaped as in Python, JSON and a URL, the longest first."""
     # The path of a file, as in SSH_AUTH_SOCK, is not the secret itself.
     lines = {line.strip() for value in values if not _is_file(value) for line in value.splitlines()}
     spellings = {

@@ -218,3 +218,13 @@ def test_every_key_that_depends_on_another_names_one_of_the_same_component():
     for component, key, (other, values) in ties:
         assert {key, other} <= set(component.schema.model_fields), (component.name, key)
         assert values
+
+
+@pytest.mark.parametrize(("steps", "count"), [(0, 0), (2, 1), (3, 0)])
+def test_a_critic_that_warms_up_for_the_whole_run_is_warned_of(tmp_path, steps, count):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f'[algorithm]\ntransform_mode = "gae"\n[critic]\nwarmup_steps = 2\n[training]\nmax_steps = {steps}\n'
+    )
+    warnings = load(file).warnings
+    assert [warning.key for warning in warnings] == ["[critic] warmup_steps"] * count

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,6 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "run_directory": str(loaded.directory),
         "preset": _preset(loaded),
         "components": _components(loaded),
-        "imported": [
-            f"{bound.kind} {bound.name}" for bound in loaded.slots.values() if bound.component.source != "built-in"
-        ],
         "engine": engine,
         "overlap": _OVERLAP.format(config.rollout.overlap) if config.rollout.overlap else None,
         "continuous": _continuous(loaded),
@@ -342,37 +338,39 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     engine = loaded.optional("engine")
     remote = engine is not None and registry.engine.traits_of(engine.component).remote
 
-    def megabytes(gpu: float) -> dict[str, float]:
-        """Return megabytes by purpose. `gpu` is the memory of the GPUs in GB, on which `shard = "auto"` depends."""
-        shard = loaded.config.distributed.shard
-        if shard == "auto":
-            # As `_shard` of retrain.run.build, which sees the real GPUs.
-            whole = blocks or (model.lora and 2 * frozen_base(shape, settings) <= gpu * 1e9)
-            shard = "none" if whole else "full"
-        sizes = estimate_memory(
-            shape,
-            replace(settings, shard=shard),
-            rows=rows,
-            tokens=training.max_tokens,
-            signal_models=signal_models,
-            ranks=ranks,
-            device=gpu_or_cpu(training.device),
-        )
-        sizes |= {"other_shapes": teaching // (ranks if shard == "full" else 1)} if teaching else {}
-        here = {name: size for name, size in sizes.items() if not (remote and name in OF_THE_SAMPLER)}
-        return {name: round(size / 1e6, 1) for name, size in here.items()}
-
-    facts: dict[str, Any] = {"memory_mb_without_prompts_about": megabytes(0)}
-    if gpu_or_cpu(training.device) == "cpu":
+    device = gpu_or_cpu(training.device)
+    shard = loaded.config.distributed.shard
+    if shard == "auto":
+        # As `_shard` of retrain.run.build, which has the model itself.
+        whole = blocks or (model.lora and 2 * frozen_base(shape, settings) <= _gpu_memory(device))
+        shard = "none" if whole else "full"
+    sizes = estimate_memory(
+        shape,
+        replace(settings, shard=shard),
+        rows=rows,
+        tokens=training.max_tokens,
+        signal_models=signal_models,
+        ranks=ranks,
+        device=device,
+    )
+    sizes |= {"other_shapes": teaching // (ranks if shard == "full" else 1)} if teaching else {}
+    here = {name: size for name, size in sizes.items() if not (remote and name in OF_THE_SAMPLER)}
+    megabytes = {name: round(size / 1e6, 1) for name, size in here.items()}
+    facts: dict[str, Any] = {"memory_mb_without_prompts_about": megabytes}
+    if device == "cpu":
         facts["memory_mb_of_python_and_libraries_about"] = _LIBRARIES_MB
     if ranks > 1:
-        facts |= {"ranks": ranks, "memory_is_of": "each rank"}
-        # Between no memory and infinite memory lies the size at which "auto" changes its mind.
-        if megabytes(inf) != megabytes(0):
-            size = 2 * frozen_base(shape, settings) / 1e9
-            least = f"of at least {size:.2g} GB, which hold the whole LoRA base, MB about"
-            facts[f"memory on GPUs {least}"] = megabytes(inf)
+        facts |= {"ranks": ranks, "memory_is_of": f'each rank on this machine, with shard = "{shard}"'}
     return facts
+
+
+def _gpu_memory(device: str) -> int:
+    """Return the bytes of this machine's first GPU; 0 if the run does not use one."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
@@ -387,7 +385,8 @@ def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
         return {"evaluations": 0}
     within = (steps - 1) // settings.every if settings.every else 0
     return {
-        "evaluations": within + 2,
+        # Without a step the evaluation at the start is also that at the end.
+        "evaluations": within + 2 if steps else 1,
         "completions_each": sum(
             evaluation.problems * (evaluation.samples + evaluation.greedy) for evaluation in measured
         ),

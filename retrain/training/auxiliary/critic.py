@@ -30,6 +30,11 @@ _UnitShare = Annotated[float, Field(ge=0, le=1)]
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     yield from check_path(params["path"], config, "critic")
+    steps = config.training.max_steps
+    # A run without steps trains nothing on purpose.
+    if 0 < steps <= params["warmup_steps"]:
+        problem = f"the policy is never trained: only the critic is, and the run has {steps} steps"
+        yield Finding(("warmup_steps",), problem, "use fewer, or raise [training] max_steps", fatal=False)
 
 
 @signal("values", table="critic", check=_check, models=("trained",))

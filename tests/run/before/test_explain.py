@@ -124,7 +124,8 @@ def test_code_of_the_user_is_named_and_tried(cwd):
     (cwd / "explained_code.py").write_text(PLUGINS)
     text = '[algorithm]\nadvantage_mode = "explained_code.advantage"\n[[rewards]]\nname = "explained_code.reward"\n'
     found = facts(cwd, text)
-    assert found["imported"] == ["reward explained_code.reward", "advantage explained_code.advantage"]
+    (reward,) = (row for row in found["components"] if row.get("reward") == "explained_code.reward")
+    assert reward["from"].endswith("explained_code.py (dotted path)")
     row = next(row for row in found["components"] if row.get("advantage"))
     assert row["from"] == f"{cwd / 'explained_code.py'} (dotted path)"
     assert found["probe"]["credit and loss"].startswith("ok")
@@ -159,15 +160,20 @@ def test_two_steps_tell_time_and_memory(tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
-def test_memory_of_ranks_follows_the_gpu_that_there_is(tmp_path):
-    def model(extra=""):
+def test_memory_of_ranks_follows_the_gpu_that_there_is(tmp_path, monkeypatch):
+    def model(extra, memory):
+        monkeypatch.setattr("retrain.run.before.explain._gpu_memory", lambda device: memory)
         (tmp_path / "run.toml").write_text(extra)
         return explain(load(tmp_path / "run.toml"), ranks=8)["model"]
 
-    full, lora = model(), model("\n[model.lora]\nr = 4\n")
-    assert not [name for name in full if name.startswith("memory on GPUs")]
-    (whole,) = (value for name, value in lora.items() if name.startswith("memory on GPUs of at least"))
-    spread = lora["memory_mb_without_prompts_about"]
-    assert whole["weights"] > 3 * spread["weights"]
-    assert set(spread) - set(whole) == {"gathered"}
-    assert lora["memory_mb_of_python_and_libraries_about"] == 400
+    lora = "\n[model.lora]\nr = 4\n"
+    spread, whole, full = model(lora, 0), model(lora, 10**12), model("", 10**12)
+    assert [found["memory_is_of"][-6:] for found in (spread, whole, full)] == ['"full"', '"none"', '"full"']
+    sizes, larger = (found["memory_mb_without_prompts_about"] for found in (spread, whole))
+    assert larger["weights"] > 3 * sizes["weights"]
+    assert set(sizes) - set(larger) == {"gathered"}
+    assert spread["memory_mb_of_python_and_libraries_about"] == 400
+
+
+def test_a_run_without_steps_is_evaluated_once(tmp_path):
+    assert facts(tmp_path, "[training]\nmax_steps = 0\n")["evaluation"]["evaluations"] == 1
