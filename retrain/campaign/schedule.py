@@ -30,14 +30,14 @@ class Schedule:
         self._sizes = campaign.plan.look_sizes
         self._position = {seed: index for index, seed in enumerate(campaign.plan.seed_list)}
         self._ended: set[str] = set()
-        self._state = LookState(self._sizes, 0, {})
+        self._state = LookState(0, {})
 
     def state(self) -> LookState:
         """Return the looks that have been tested, and the conditions that have stopped."""
         ended = {job.id for job in self._campaign.jobs if self._campaign.outcome(job)}
         # --retry-failed takes outcomes away that a look may have used, so that its decisions are made again.
         if not self._ended <= ended:
-            self._state = LookState(self._sizes, 0, {})
+            self._state = LookState(0, {})
         self._ended = ended
         # Reading the results of all runs takes a second, so they are read only when a look may be complete.
         if self._state.passed < len(self._sizes) and all(job.id in ended for job in self._asked_for()):

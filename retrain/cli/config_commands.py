@@ -59,14 +59,12 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
 
 def schema(
     file: Annotated[Path | None, typer.Argument(help="Add the tables of the components that this file names.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Has no effect: a schema is always JSON.")] = True,
 ) -> None:
     """Print the JSON Schema of a configuration, including the tables of all registered components."""
     from retrain.campaign.plan.is_campaign import is_campaign
     from retrain.campaign.plan.load_campaign import load_campaign
     from retrain.config.load import load
 
-    del as_json
     if file is not None:
         # Loading registers the components that the file names.
         load_campaign(file) if is_campaign(file) else load(file)

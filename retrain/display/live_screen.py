@@ -15,7 +15,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from retrain.display.run_lines import TimeLeft, clock, nothing, shown_metrics
+from retrain.display.run_lines import TimeLeft, clock, evaluation, nothing, shown_metrics
 from retrain.system.terminal import shown
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -144,7 +144,7 @@ class Screen:
             if name in self.curves
         ]
         if self.evaluation:
-            lines.append(self._held_out(self.evaluation))
+            lines.append(Text(evaluation(self.evaluation), no_wrap=True, overflow="ellipsis"))
         memory = f", {self.memory_mb:,.0f} MB of memory at most" if self.memory_mb else ""
         for name, path in self.places.items():
             value = shown(path) + (memory if name == "run" else "")
@@ -152,12 +152,6 @@ class Screen:
             label = f"{name:<{min(_LABEL + _VALUE + 2, width // 2)}}"
             lines.append(Text.assemble((label, "dim"), value, no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
-
-    def _held_out(self, row: Mapping[str, Any]) -> Text:
-        text = Text.assemble((f"{'held out':<{_LABEL}}", "dim"), f"{row['accuracy']:>{_VALUE}.1%}  ", no_wrap=True)
-        if "ci_low" in row:
-            text.append(f"95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%}, ")
-        return text.append(f"after {row['step']} steps")
 
     def _curve(self, label: str, value: str, values: Sequence[float], bars: int) -> Text:
         return Text.assemble(

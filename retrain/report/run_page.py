@@ -232,18 +232,14 @@ def _samples(run: Path, weights: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return the data of completions of one group of the first and of the last stored step."""
     files = sorted(run.glob("rollouts/step-*.jsonl.gz"))
     chosen = files if len(files) < 2 else [files[0], files[-1]]
-    return [_step(title, file, weights) for title, file in zip(("Early", "Late"), chosen, strict=False)]
-
-
-def _step(title: str, file: Path, weights: Mapping[str, float]) -> dict[str, Any]:
-    stored = read_rows(file)
-    rows = [stored[i] for i in samples.best_and_worst(stored)]
-    return {
-        "title": title,
-        "step": samples.step_of(file),
-        "scale": samples.largest_advantage(rows),
-        "rows": [samples.completion(row, weights) for row in rows],
-    }
+    steps: list[dict[str, Any]] = []
+    for title, file in zip(("Early", "Late"), chosen, strict=False):
+        stored = read_rows(file)
+        rows = [stored[i] for i in samples.best_and_worst(stored)]
+        completions = [samples.completion(row, weights) for row in rows]
+        scale = samples.largest_advantage(rows)
+        steps.append({"title": title, "step": samples.step_of(file), "scale": scale, "rows": completions})
+    return steps
 
 
 def _described(value: Any) -> str:

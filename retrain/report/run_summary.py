@@ -32,43 +32,39 @@ def status(run: Path) -> dict[str, Any]:
         StorageError: a file of the run cannot be read.
     """
     with understood(run):
-        return _status(run)
-
-
-def _status(run: Path) -> dict[str, Any]:
-    stored = read_json(run / "status.json")
-    metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
-    if not stored and not metrics:
-        raise no_run(run)
-    lock, state = Lock(run / "lock"), str(stored.get("outcome", "unknown"))
-    # A killed process cannot write its end; the system releases its lock.
-    if state == "running" and not lock.held():
-        state = "killed"
-    steps = len(metrics)
-    total = read_json(run / "config.resolved.json").get("training", {}).get("max_steps")
-    # Completions grow or shrink in training, so that early steps mislead about those to come.
-    recent = [row["time/step_s"] for row in metrics[-20:] if "time/step_s" in row]
-    eta = sum(recent) / len(recent) * (total - steps) if state == "running" and total and recent else None
-    evaluation = evals[-1] if evals else {}
-    checkpoints = sorted(path.name for path in run.glob("checkpoints/step-*"))
-    return {
-        "path": str(run),
-        "state": state,
-        "steps": steps,
-        "max_steps": total,
-        "reward": metrics[-1].get("reward/mean") if metrics else None,
-        "accuracy": evaluation.get("accuracy"),
-        "ci_low": evaluation.get("ci_low"),
-        "ci_high": evaluation.get("ci_high"),
-        "eval_step": evaluation.get("step"),
-        "eta_s": eta,
-        "checkpoint": checkpoints[-1] if checkpoints else None,
-        "owner": lock.owner(),
-        "error": stored.get("error"),
-        "stopped": stored.get("stopped"),
-        "findings": [{key: finding[key] for key in _FINDING} for finding in stored.get("findings", ())],
-        "looked_at": stored.get("looked_at", []),
-    }
+        stored = read_json(run / "status.json")
+        metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
+        if not stored and not metrics:
+            raise no_run(run)
+        lock, state = Lock(run / "lock"), str(stored.get("outcome", "unknown"))
+        # A killed process cannot write its end; the system releases its lock.
+        if state == "running" and not lock.held():
+            state = "killed"
+        steps = len(metrics)
+        total = read_json(run / "config.resolved.json").get("training", {}).get("max_steps")
+        # Completions grow or shrink in training, so that early steps mislead about those to come.
+        recent = [row["time/step_s"] for row in metrics[-20:] if "time/step_s" in row]
+        eta = sum(recent) / len(recent) * (total - steps) if state == "running" and total and recent else None
+        evaluation = evals[-1] if evals else {}
+        checkpoints = sorted(path.name for path in run.glob("checkpoints/step-*"))
+        return {
+            "path": str(run),
+            "state": state,
+            "steps": steps,
+            "max_steps": total,
+            "reward": metrics[-1].get("reward/mean") if metrics else None,
+            "accuracy": evaluation.get("accuracy"),
+            "ci_low": evaluation.get("ci_low"),
+            "ci_high": evaluation.get("ci_high"),
+            "eval_step": evaluation.get("step"),
+            "eta_s": eta,
+            "checkpoint": checkpoints[-1] if checkpoints else None,
+            "owner": lock.owner(),
+            "error": stored.get("error"),
+            "stopped": stored.get("stopped"),
+            "findings": [{key: finding[key] for key in _FINDING} for finding in stored.get("findings", ())],
+            "looked_at": stored.get("looked_at", []),
+        }
 
 
 def no_run(path: Path) -> ConfigError:

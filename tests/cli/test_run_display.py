@@ -90,7 +90,7 @@ def test_the_picture_names_what_a_user_asks_for():
         "left",
     ):
         assert part in text
-    assert "62.5%  95% interval 50.0% to 75.0%, after 20 steps" in text
+    assert "held-out accuracy 62.5% (95% interval 50.0% to 75.0%) after 20 steps" in text
     assert "entropy" not in text  # not reported, not shown
     screen("done", {"text": "Done: all well."})
     assert "left" not in picture(screen)

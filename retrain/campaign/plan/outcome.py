@@ -77,11 +77,6 @@ class Outcome(BaseModel):
         return self
 
     @property
-    def known_direction(self) -> bool:
-        """True if the name says by itself that more is better."""
-        return bool(gain_word(self.metric))
-
-    @property
     def share(self) -> bool:
         """True if the name is that of a share, whose values lie within [0, 1] (or are percent)."""
         return bool(_SHARE.fullmatch(gain_word(self.metric)))

@@ -25,12 +25,10 @@ class LookState:
     """What the stored runs of a campaign decide.
 
     Attributes:
-        sizes: numbers of seeds of the looks; empty without looks.
         passed: number of looks that are complete and tested.
         stopped: label of a condition in plan.json -> number of seeds at which it stopped, and its verdict in words.
     """
 
-    sizes: tuple[int, ...]
     passed: int
     stopped: Mapping[str, tuple[int, str]]
 
@@ -52,7 +50,7 @@ def look_state(directory: Path, plan: Plan) -> LookState:
     for (task, label), seeds in analysis.stopped.items():
         word = words.get((task, label)) or words.get((ALL_TASKS, label), "every comparison has ended")
         stopped[f"{task}: {label}" if task else label] = seeds, word
-    return LookState(tuple(map(len, first.looks)), analysis.passed, stopped)
+    return LookState(analysis.passed, stopped)
 
 
 def expected_seeds(

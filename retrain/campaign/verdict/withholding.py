@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from retrain.campaign.plan.outcome import gain_word
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.report.page import plural
 
@@ -48,7 +49,7 @@ def _no_training(results: Results, cell: Cell) -> str:
         return cell.no_update
     values = {value for _, value in cell.curve}
     metric = results.outcome.metric
-    if len(values) > 1 or not results.outcome.known_direction:
+    if len(values) > 1 or not gain_word(metric):
         return ""  # a share of truncated answers, for instance, may well stay at 0
     (value,) = values
     # A share cannot leave its range, so that no condition can be better than one at its limit.

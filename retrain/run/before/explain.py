@@ -337,7 +337,6 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
     )
     engine = loaded.optional("engine")
     remote = engine is not None and registry.engine.traits_of(engine.component).remote
-
     device = gpu_or_cpu(training.device)
     shard = loaded.config.distributed.shard
     if shard == "auto":
