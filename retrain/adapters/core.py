@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.algorithms.graph.plain_functions import call_lists
 from retrain.errors import ComponentError
-from retrain.registry import Bound, bind, components
+from retrain.registry import Component, bind, components
 from retrain.rewards.pool import RewardPool
 from retrain.rewards.signatures import form_of
 from retrain.types import Score
@@ -111,11 +111,11 @@ def _reward_scorer(reward: str, params: str) -> tuple[tuple[str, ...], Callable[
         with lock:
             return pool.score([item])[0]
 
-    return form_of(bound.component).reads, call
+    return form_of(bound).reads, call
 
 
-def _call(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
-    if bound.component.contract == "lists":
+def _call(bound: Component, columns: Mapping[str, Any]) -> Tensor:
+    if bound.contract == "lists":
         # A plain function of a list is called once per group.
         return call_lists(bound, columns)
     if missing := [name for name in bound.reads if name not in columns]:

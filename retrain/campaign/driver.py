@@ -51,7 +51,7 @@ def run_campaign(
     while due := schedule.due():  # one round, or with looks one round for each
         cold = [job for job in due if loaded.settings.start(job.seed) not in warmed]
         # Machines of a cluster have caches of their own, which this process cannot fill.
-        if cold and registry.executor.traits_of(loaded.executor.component).local:
+        if cold and registry.executor.traits_of(loaded.executor).local:
             warm_start(loaded, campaign, cold, observe)
             warmed |= {loaded.settings.start(job.seed) for job in cold}
         loaded.executor.build({"campaign": campaign}).run(due, observe)

@@ -177,4 +177,4 @@ def _bibliography(configs: Sequence[LoadedConfig]) -> None:
     from retrain.report.bibliography import entries
 
     parts = [bound for config in configs for bound in config.slots.values()]
-    say("\n\n".join(entries([inspect.getdoc(part.component.target) or "" for part in parts])))
+    say("\n\n".join(entries([inspect.getdoc(part.target) or "" for part in parts])))

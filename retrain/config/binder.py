@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
@@ -13,7 +14,7 @@ from retrain.config.presets import preset_names
 from retrain.config.schema import Config
 from retrain.config.slots import Slot
 from retrain.errors import ComponentError, did_you_mean
-from retrain.registry import Bound, Component, Finding, ParameterError, is_dotted
+from retrain.registry import Component, Finding, ParameterError, is_dotted
 from retrain.registry.call import Call
 from retrain.registry.traits import ComponentCheck, Traits
 
@@ -42,7 +43,7 @@ class Binder:
         self.document, self.slots = document, slots
         self._load_catalog, self._search_paths = load_catalog, search_paths
 
-    def bind(self, slot: Slot) -> Bound | None:
+    def bind(self, slot: Slot) -> Component | None:
         """Return the component of a slot with its parameters, or None after recording an error."""
         try:
             component = registry.find(slot.kind, slot.name, self._search_paths)
@@ -72,14 +73,14 @@ class Binder:
             self.document.refuse(slot.path, error.problem, error.fix)
             return None
         # The weight of an entry is above the `weight` in the term's own table.
-        return bound if slot.weight is None else Bound(component, {**bound.params, "weight": slot.weight})
+        return bound if slot.weight is None else replace(bound, params={**bound.params, "weight": slot.weight})
 
-    def written(self) -> dict[Slot, Bound]:
+    def written(self) -> dict[Slot, Component]:
         """Return the registered components whose tables the document sets, named by a slot or not.
 
         Tables with invalid parameters are left out; `bind` reports them.
         """
-        written: dict[Slot, Bound] = {}
+        written: dict[Slot, Component] = {}
         for component in registry.components(tables=self.document.data):
             table = self.document.data.get(component.table)
             if isinstance(table, dict):
@@ -90,7 +91,7 @@ class Binder:
         return written
 
     def check(
-        self, trait: Callable[[Traits], ComponentCheck | None], bound: Mapping[Slot, Bound], config: Config
+        self, trait: Callable[[Traits], ComponentCheck | None], bound: Mapping[Slot, Component], config: Config
     ) -> None:
         """Run the components' own checks, and record their findings.
 
@@ -103,15 +104,15 @@ class Binder:
         """
         checks = {
             # Parameters beside the name make the values its own, so that it is checked separately.
-            (check, component.component.table, slot.params_path if slot.params else ()): (slot, component)
+            (check, component.table, slot.params_path if slot.params else ()): (slot, component)
             for slot, component in bound.items()
-            if (check := trait(component.component.traits))
+            if (check := trait(component.traits))
         }
         for (check, *_), (slot, component) in checks.items():
             with Call(slot.kind, slot.name)():
                 findings: list[Finding] = [*check(component.params, config)]
             for finding in findings:
-                at = self._locate(slot, component.component, finding.at) if finding.at else slot.path
+                at = self._locate(slot, component, finding.at) if finding.at else slot.path
                 self.document.report(finding._replace(at=at))
 
     def _params(self, slot: Slot, component: Component) -> dict[str, Any]:

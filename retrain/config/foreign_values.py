@@ -47,9 +47,9 @@ def in_components(loaded: LoadedConfig) -> Iterator[ForeignValue]:
     # No key names a signal, so its parameters can only be in its own table.
     computed = [((), {}, stage) for stage in loaded.pipeline.graph if stage.kind == "signal"]
     for at, params, component in (*named, *computed):
-        for key, effect in component.component.traits.reaches.items():
+        for key, effect in component.traits.reaches.items():
             if component.params.get(key) is not None:
-                path = at if key in params else (component.component.table,)
+                path = at if key in params else (component.table,)
                 yield ForeignValue((*path, key), repr(component.params[key]), effect)
     for entry in loaded.sets.values():
         yield from in_components(entry)

@@ -25,7 +25,7 @@ from retrain.engines.capability import engines_at
 from retrain.errors import ConfigProblem
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.registry import Bound
+from retrain.registry import Component
 from retrain.rewards.entry import Entry, unique_names
 from retrain.system.files import expanded
 
@@ -51,7 +51,7 @@ class LoadedConfig:
     text: str
     config: Config
     tables: Mapping[str, Any]
-    slots: Mapping[Slot, Bound]
+    slots: Mapping[Slot, Component]
     places: Mapping[KeyPath, Place]
     warnings: tuple[ConfigProblem, ...] = ()
     preset: Preset | None = None
@@ -113,7 +113,7 @@ class LoadedConfig:
         """Return the complete configuration as JSON data: sections with defaults, tables, components by kind."""
         components: dict[str, list[dict[str, Any]]] = {}
         for slot, bound in self.slots.items():
-            row = {"name": bound.name, "source": bound.component.source, "params": dict(bound.params)}
+            row = {"name": bound.name, "source": bound.source, "params": dict(bound.params)}
             components.setdefault(slot.kind, []).append(row)
         return {
             **self.config.model_dump(mode="json"),
@@ -128,24 +128,24 @@ class LoadedConfig:
         return self.pipeline_of(self.objective(exact=False))
 
     @property
-    def contributing(self) -> list[Bound]:
+    def contributing(self) -> list[Component]:
         """Stages that the loss depends on, in order."""
         return contributing(self.pipeline.graph, {"advantages", *self.objective(exact=False).reads})
 
-    def all(self, kind: str) -> tuple[Bound, ...]:
+    def all(self, kind: str) -> tuple[Component, ...]:
         """Return the components of a kind that takes a list: transform, loss, reward, tracker."""
         return tuple(component for slot, component in self.slots.items() if slot.kind == kind)
 
-    def one(self, kind: str) -> Bound:
+    def one(self, kind: str) -> Component:
         """Return the component of a kind that takes one name: advantage, uncertainty, filter, reduction, task."""
         return self.all(kind)[0]
 
-    def optional(self, kind: str) -> Bound | None:
+    def optional(self, kind: str) -> Component | None:
         """Return the component of a kind that may be unset (algorithm, or engine = "auto"), or None."""
         return next(iter(self.all(kind)), None)
 
     @cached_property
-    def in_use(self) -> Mapping[Slot, Bound]:
+    def in_use(self) -> Mapping[Slot, Component]:
         """`slots` without the sources that provide only expert rows, if no loss term trains on expert rows."""
         if "expert" in self.objective(exact=False).sources:
             return self.slots
@@ -156,7 +156,7 @@ class LoadedConfig:
         }
 
     @cached_property
-    def sources(self) -> Mapping[str, Bound]:
+    def sources(self) -> Mapping[str, Component]:
         """Sources in use, by unique name."""
         used = [source for slot, source in self.in_use.items() if slot.kind == "source"]
         return dict(zip(unique_names([source.name for source in used]), used, strict=True))
@@ -175,21 +175,21 @@ class LoadedConfig:
         corrections = chain[len(self._credit_chain()) :]
         anchored = any("sampler_logprobs" in term.reads for term in self.all("loss") if term.params["weight"] != 0)
         # One importance weight is enough: two would multiply.
-        drop = [registry.transform.traits_of(stage.component).drops_only for stage in filter(is_correction, chain)]
+        drop = [registry.transform.traits_of(stage).drops_only for stage in filter(is_correction, chain)]
         if not exact and not anchored and all(drop):
             usual = self.named("transform", DEFAULT_CORRECTION)
             corrections = (*corrections, usual) if usual else corrections
         # The last reduction is `[mix] sft_reduction` if the file sets that, else the only one.
         return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1], self.signal)
 
-    def _credit_chain(self) -> tuple[Bound, ...]:
+    def _credit_chain(self) -> tuple[Component, ...]:
         """Return the transforms without trailing corrections: the update computes them from its own forward pass."""
         chain = self.all("transform")
         # A correction before another transform stays in the chain, because that transform reads its result.
         return chain[: max((length for length, stage in enumerate(chain, 1) if not is_correction(stage)), default=0)]
 
     @property
-    def credit(self) -> tuple[Bound, ...]:
+    def credit(self) -> tuple[Component, ...]:
         """The stages of credit assignment: the advantage, or the algorithm in its place, and the transforms."""
         return (self.optional("algorithm") or self.one("advantage"), *self._credit_chain())
 
@@ -197,8 +197,8 @@ class LoadedConfig:
         self,
         objective: Objective | None = None,
         *,
-        credit: Sequence[Bound] | None = None,
-        group_filter: Bound | None = None,
+        credit: Sequence[Component] | None = None,
+        group_filter: Component | None = None,
         given: frozenset[str] = frozenset(),
     ) -> Pipeline:
         """Return the pipeline of credit assignment, with the signals that it reads.
@@ -213,7 +213,7 @@ class LoadedConfig:
         """
         stages = self.credit if credit is None else credit
         # Only the `ctx` of a plain function shows the parameters of other transforms.
-        has_context = any(stage.component.contract == "context" for stage in stages)
+        has_context = any(stage.contract == "context" for stage in stages)
         # Sorted, because the order of a set of texts differs between processes, and ranks compute together.
         signals = sorted(objective.signals) if objective else ()
         return Pipeline.resolve(
@@ -231,34 +231,34 @@ class LoadedConfig:
         terms = [term.name for term in self.all("loss") if term.params["weight"] != 0]
         return f"{', '.join(filter(None, (self.credit[0].name, chain)))}, loss {' + '.join(terms)}"
 
-    def named(self, kind: str, name: str) -> Bound | None:
+    def named(self, kind: str, name: str) -> Component | None:
         """Return a registered component with the parameters of its table; None if the name is not registered."""
         if name not in registry.names(kind):
             return None
         component = registry.find(kind, name)
         return component.bind(component.takes(self.tables.get(component.table, {})))
 
-    def engines(self) -> list[Bound]:
+    def engines(self) -> list[Component]:
         """Return the engine that the configuration names, or else all that "auto" may choose for this model."""
         named = self.optional("engine")
         engines = [named] if named else [self.named("engine", name) for name in engines_at(self.config.model.path)]
         return [engine for engine in engines if engine]
 
-    def signal(self, column: str) -> Bound | None:
+    def signal(self, column: str) -> Component | None:
         """Return the signal, or the uncertainty, that computes a column; None if nothing does."""
         return self.one("uncertainty") if column == "uncertainty" else self.named("signal", column)
 
 
-def is_correction(stage: Bound) -> bool:
+def is_correction(stage: Component) -> bool:
     """Return True for a transform that corrects for the mismatch of sampler and trainer (trait `correction`)."""
-    return registry.transform.traits_of(stage.component).correction
+    return registry.transform.traits_of(stage).correction
 
 
-def reward_columns(rewards: Sequence[Bound]) -> list[tuple[str, float]]:
+def reward_columns(rewards: Sequence[Component]) -> list[tuple[str, float]]:
     """Return name and weight of each column of `reward_parts`; the name is its key in `Rollout.parts`."""
     columns: list[tuple[str, float]] = []
     for name, reward in zip(unique_names([reward.name for reward in rewards]), rewards, strict=True):
-        weight, parts = float(reward.params["weight"]), registry.reward.traits_of(reward.component).parts
+        weight, parts = float(reward.params["weight"]), registry.reward.traits_of(reward).parts
         parts_of_score = parts(reward.params) if parts else {}
         columns += [(f"{name}/{part}", weight * share) for part, share in parts_of_score.items()] or [(name, weight)]
     return columns
@@ -280,12 +280,12 @@ def division(config: Config, ratios: Sequence[float]) -> tuple[int, list[int]]:
     return (rows - sum(source_rows)) // config.training.group_size, source_rows
 
 
-def ratio_of(source: Bound) -> float:
+def ratio_of(source: Component) -> float:
     """Return the share of a step's rows that a source provides in place of prompts."""
-    key = registry.source.traits_of(source.component).ratio
+    key = registry.source.traits_of(source).ratio
     return float(source.params[key]) if key else 0.0
 
 
-def brings(source: Bound, rows: str) -> bool:
+def brings(source: Component, rows: str) -> bool:
     """Return True if a source may provide rows of this sort: "rollouts" or "expert"."""
-    return rows in registry.source.traits_of(source.component).brings
+    return rows in registry.source.traits_of(source).brings

@@ -11,7 +11,7 @@ from retrain.config.schema import Config
 from retrain.config.slots import mixed_labels
 from retrain.errors import did_you_mean
 from retrain.metrics import Metric, metrics
-from retrain.registry import Bound
+from retrain.registry import Component
 
 
 def reported_metrics(loaded: LoadedConfig) -> dict[str, Metric]:
@@ -29,7 +29,7 @@ def reported_metrics(loaded: LoadedConfig) -> dict[str, Metric]:
         if used and all(_is_set(loaded.config, key) for key in metric.keys):
             reported |= dict.fromkeys(_complete(metric.name, filled), metric)
     for bound in components:
-        reported |= {name: Metric(name, meaning) for name, meaning in bound.component.traits.metrics.items()}
+        reported |= {name: Metric(name, meaning) for name, meaning in bound.traits.metrics.items()}
     return reported
 
 
@@ -42,11 +42,7 @@ def metric_problem(name: str, loaded: LoadedConfig) -> tuple[str, str] | None:
     if name in reported or any(metric.matches(name) for key, metric in reported.items() if "{" in key):
         return None
     area = name.partition("/")[0]
-    silent = [
-        bound
-        for bound in _components(loaded)
-        if bound.component.source != "built-in" and not bound.component.traits.metrics
-    ]
+    silent = [bound for bound in _components(loaded) if bound.source != "built-in" and not bound.traits.metrics]
     if silent and area not in {metric.partition("/")[0] for metric in metrics()}:
         return None
     weights = {term.name: term.params["weight"] for term in loaded.all("loss")}
@@ -79,7 +75,7 @@ def result_problem(name: str, loaded: LoadedConfig) -> tuple[str, str] | None:
     return f'no evaluation measures "{name}"', did_you_mean(name, figures, f"one of: {', '.join(figures)}")
 
 
-def _components(loaded: LoadedConfig) -> Iterator[Bound]:
+def _components(loaded: LoadedConfig) -> Iterator[Component]:
     """Yield the components that can report in a step: also the signals that others read."""
     yield from (bound for bound in loaded.slots.values() if bound.params.get("weight") != 0)
     yield from (stage for stage in loaded.pipeline.graph if stage.kind == "signal")
@@ -90,7 +86,7 @@ def _placeholders(loaded: LoadedConfig) -> dict[str, Collection[str]]:
     drops = (
         bound.name
         for bound in loaded.all("transform")
-        if is_correction(bound) and registry.transform.traits_of(bound.component).drops_only
+        if is_correction(bound) and registry.transform.traits_of(bound).drops_only
     )
     config = loaded.config
     of_environment = ["{reward}"] if config.environment.name or config.environments else []  # it names its own parts

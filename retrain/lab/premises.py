@@ -56,7 +56,7 @@ def planned(loaded: Any) -> dict[str, dict[str, Any]]:
     """
     # Conditions differ in credit alone, so that any of a task's configurations has its definition.
     tasks = {condition.task: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
-    components = {name: config.one("task").component for name, config in tasks.items() if name}
+    components = {name: config.one("task") for name, config in tasks.items() if name}
     return {
         name: {
             "about": " ".join((component.target.__doc__ or "").partition("\n\n")[0].split()),
@@ -133,7 +133,7 @@ def sha256(config: LoadedConfig) -> str:
     of an environment.
     """
     bound = config.one("task")
-    traits = registry.task.traits_of(bound.component)
+    traits = registry.task.traits_of(bound)
     if not traits.premise:
         return ""
     # Resolved values: a default that changes in the package changes the definition as well.

@@ -1,7 +1,6 @@
 """Registry of components, found by registered name, entry point or dotted path, in this order."""
 
 from retrain.registry.component import KINDS as KINDS
-from retrain.registry.component import Bound as Bound
 from retrain.registry.component import Component as Component
 from retrain.registry.component import Kind as Kind
 from retrain.registry.component import ParameterError as ParameterError

@@ -6,7 +6,8 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from copy import copy
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints
@@ -57,7 +58,7 @@ class ParameterError(ComponentError):
 
 @dataclass(frozen=True)
 class Component:
-    """A component, registered or given by a dotted path.
+    """A component, registered or given by a dotted path. A function can be called, a class can be built.
 
     Attributes:
         kind: name of its kind.
@@ -68,6 +69,7 @@ class Component:
             plug-ins "lists" (`fn(rewards[, params])`, one group at a time) or "context" (`fn(ctx)`).
         stated: traits from the decorator; None for an undecorated function or class.
         source: "built-in", "registered", "entry point" or "dotted path".
+        params: the validated parameters; empty before `bind`.
     """
 
     kind: str
@@ -77,6 +79,8 @@ class Component:
     contract: Contract = "columns"
     stated: Traits | None = None
     source: str = "built-in"
+    # Not hashed: components are keys of dicts, and a dict has no hash.
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
     @property
     def traits(self) -> Traits:
@@ -215,8 +219,8 @@ class Component:
         if kind.must_read and not self.reads:
             raise ComponentError(f"{self.kind} {self.name!r} reads no column", "name the columns as parameters")
 
-    def bind(self, params: Mapping[str, Any] | None = None) -> Bound:
-        """Validate parameters and return them with the component.
+    def bind(self, params: Mapping[str, Any] | None = None) -> Component:
+        """Validate parameters and return the component with them.
 
         Raises:
             ParameterError: the parameters are invalid.
@@ -227,36 +231,15 @@ class Component:
             raise ParameterError(self, error) from None
         # Not `model_dump`, which would turn nested models into dicts.
         values = {name: getattr(model, name) for name in type(model).model_fields}
-        return Bound(self, values | (model.model_extra or {}))
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A component with validated parameters. A function can be called, a class can be built."""
-
-    component: Component
-    params: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.component.name
-
-    @property
-    def kind(self) -> str:
-        return self.component.kind
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return self.component.reads
-
-    @property
-    def writes(self) -> str:
-        return self.component.writes
+        # Not `replace`, after which the schema would be made again.
+        bound = copy(self)
+        vars(bound)["params"] = values | (model.model_extra or {})
+        return bound
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Parameters that the target accepts. The `weight` of a loss is usually not one of them."""
-        takes = _signature(self.component.target).parameters
+        takes = _signature(self.target).parameters
         return {name: value for name, value in self.params.items() if name in takes}
 
     @property
@@ -266,18 +249,18 @@ class Bound:
         Raises:
             ComponentError: the target is defined inside a function.
         """
-        if self.component.source == "dotted path":
+        if self.source == "dotted path":
             return self.name
-        target = self.component.target
+        target = self.target
         # Such a function is called outer.<locals>.inner, which cannot be imported.
         if "<" in target.__qualname__:
-            problem = f'{self.component.kind} "{self.name}" is defined inside a function'
+            problem = f'{self.kind} "{self.name}" is defined inside a function'
             raise ComponentError(problem, "move it to the module's top level")
         return f"{target.__module__}:{target.__qualname__}"
 
     def __call__(self, *columns: Any) -> Any:
         """Call a function component on its columns, in the order of `reads`."""
-        return self.component.target(*columns, **self.arguments)
+        return self.target(*columns, **self.arguments)
 
     def build(self, resources: Mapping[str, Any]) -> Any:
         """Instantiate a class with parts of the run; return a bound function unchanged.
@@ -287,16 +270,16 @@ class Bound:
         Raises:
             ComponentError: this run does not have a part that the class needs.
         """
-        if not self.component.stateful:
+        if not self.stateful:
             return self
-        missing = [name for name in self.component.needs if name not in resources]
+        missing = [name for name in self.needs if name not in resources]
         if missing:
             raise ComponentError(
-                f"{self.component.kind} {self.name!r} needs {', '.join(missing)}, which this run does not have",
+                f"{self.kind} {self.name!r} needs {', '.join(missing)}, which this run does not have",
                 f"it can be built with: {', '.join(sorted(resources))}",
             )
-        whole = self.component.whole
-        return whole(*(resources[name] for name in self.component.needs), **self.arguments)
+        whole = self.whole
+        return whole(*(resources[name] for name in self.needs), **self.arguments)
 
 
 @dataclass(frozen=True)

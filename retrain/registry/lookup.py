@@ -25,7 +25,6 @@ from retrain.registry.component import (
     OPEN,
     REGISTERED,
     STRICT,
-    Bound,
     Component,
     Contract,
     check_signature,
@@ -166,7 +165,7 @@ def is_dotted(name: str) -> bool:
 
 def bind(
     kind: str, name: str, params: Mapping[str, Any] | None = None, search_paths: Sequence[str | Path] = ()
-) -> Bound:
+) -> Component:
     """Find a component and bind its parameters.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from retrain.registry import Bound, reward
+from retrain.registry import Component, reward
 
 
 class Entry(NamedTuple):
@@ -18,14 +18,14 @@ class Entry(NamedTuple):
         concurrency: number of completions, or of groups, that a coroutine function scores concurrently.
     """
 
-    bound: Bound
+    bound: Component
     weight: float
     timeout_s: float | None = None
     concurrency: int = 16
 
     def seconds(self, pool: float) -> float:
         """Return the time limit of a call: the entry's, else the trait `timeout_s`, else the pool's."""
-        return self.timeout_s or reward.traits_of(self.bound.component).timeout_s or pool
+        return self.timeout_s or reward.traits_of(self.bound).timeout_s or pool
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from retrain.errors import UserCodeError
 from retrain.protocols import ALONE, Ranks
-from retrain.registry import Bound, reward
+from retrain.registry import Component, reward
 from retrain.rewards.entry import Entry, unique_names
 from retrain.rewards.signatures import FIELDS, GROUP, form_of
 from retrain.rewards.worker import RewardResult, Settings, evaluate, load, size
@@ -76,9 +76,9 @@ class RewardPool:
         ranks: Ranks = ALONE,
     ) -> None:
         entries = [Entry(*fields) for fields in rewards]
-        self._forms = [form_of(entry.bound.component) for entry in entries]
+        self._forms = [form_of(entry.bound) for entry in entries]
         self._weights = [entry.weight for entry in entries]
-        self._measures_correctness = [reward.traits_of(entry.bound.component).correctness for entry in entries]
+        self._measures_correctness = [reward.traits_of(entry.bound).correctness for entry in entries]
         self.names = unique_names([entry.bound.name for entry in entries])
         # Number of completions, or of groups, in a call; 0 for the whole batch.
         self._batch_sizes = [
@@ -314,7 +314,7 @@ def _spent(result: list[RewardResult]) -> bool:
     return any(reward_result.status == "error" and "MemoryError" in reward_result.detail for reward_result in result)
 
 
-def _variables(rewards: Sequence[Bound]) -> list[str]:
+def _variables(rewards: Sequence[Component]) -> list[str]:
     """Return the names of environment variables that are values of parameters `*_env` of the rewards."""
     named = [bound.params[key] for bound in rewards for key in bound.params if key.endswith("_env")]
     return [name for names in named for name in ([names] if isinstance(names, str) else names or ())]

@@ -22,7 +22,7 @@ from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
 from retrain.protocols import ALONE, Ranks, RowSource, Sampler, Task
-from retrain.registry import Bound
+from retrain.registry import Component
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
 from retrain.run.before.data_checks import check_data, unreadable_sources
@@ -171,9 +171,9 @@ def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observ
     engine = loaded.optional("engine") or loaded.named("engine", choose_engine(policy.model)[0])
     assert engine is not None
     if config.rollout.ahead:
-        check_engine(engine.component)
+        check_engine(engine)
     # With overlap the batch is stale, even if the engine computes the trainer's own log-probs.
-    exact = registry.engine.traits_of(engine.component).exact and not config.rollout.ahead
+    exact = registry.engine.traits_of(engine).exact and not config.rollout.ahead
     objective = loaded.objective(exact)
     pipeline = loaded.pipeline_of(objective)
     resources = {
@@ -213,7 +213,7 @@ def _row_sources(loaded: LoadedConfig, resources: Mapping[str, Any], observe: Ob
     }
 
 
-def _trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer) -> list[SafeTracker]:
+def _trackers(bound: Iterable[Component], resources: Mapping[str, Any], observe: Observer) -> list[SafeTracker]:
     """Build the trackers. If one cannot be built, warn and train without it."""
     built: list[SafeTracker] = []
     for tracker in bound:
@@ -301,7 +301,7 @@ def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Rank
     if device.type != "cpu":
         # OMP_NUM_THREADS or 1: beside a GPU the CPU only starts kernels.
         return cpu_threads(0, sys.maxsize)
-    separate_device = engine is not None and registry.engine.traits_of(engine.component).remote
+    separate_device = engine is not None and registry.engine.traits_of(engine).remote
     # 0: as for the largest model, whatever the size of this one.
     size = sum(p.numel() for p in model.parameters()) if asked == "auto" else sys.maxsize
     # Sampler and trainer would otherwise take the cores from each other.
@@ -390,7 +390,7 @@ def _shard(config: Config, device: torch.device, model: Any, ranks: Ranks) -> Sh
     return "none" if 2 * size <= torch.cuda.get_device_properties(device).total_memory else "full"
 
 
-def _sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> Sampler:
+def _sampler(engine: Component, resources: Mapping[str, Any], ranks: Ranks) -> Sampler:
     if ranks.mesh is None:
         return engine.build(resources)
     from retrain.run.distributed_wrappers import build_sampler

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from retrain.algorithms.graph.pipeline import Pipeline
-    from retrain.registry import Bound
+    from retrain.registry import Component
 
 T = TypeVar("T")
 
@@ -130,18 +130,18 @@ class RemoteSampler(DelegatingSampler):
             super().close()
 
 
-def build_sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> Sampler:
+def build_sampler(engine: Component, resources: Mapping[str, Any], ranks: Ranks) -> Sampler:
     """Build the engine of a run on several ranks.
 
     Raises:
         ComponentError: the engine cannot be used on several ranks.
     """
-    if engine_kind.traits_of(engine.component).own_process_group:
+    if engine_kind.traits_of(engine).own_process_group:
         raise ComponentError(
             f'engine "{engine.name}" needs torch.distributed for itself, and this run has ranks',
             'set engine = "vllm-server" and start servers with retrain serve',
         )
-    if engine_kind.traits_of(engine.component).remote:
+    if engine_kind.traits_of(engine).remote:
         return RemoteSampler(partial(engine.build, resources), ranks)
     return SharedSampler(engine.build(resources), ranks)
 
@@ -163,7 +163,7 @@ def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:
     kinds = ("advantage", "transform", "algorithm") if column == "advantages" else ()
     stages = [stage for stage in pipeline.graph if stage.writes == column or stage.kind in kinds]
     # Code of the user is the likelier cause.
-    suspects = [stage for stage in stages if stage.component.source != "built-in"] or stages
+    suspects = [stage for stage in stages if stage.source != "built-in"] or stages
     culprit = " or ".join(f'{stage.kind} "{stage.name}"' for stage in suspects) or "the task"
     raise UserCodeError(
         f"{culprit} is not deterministic: {column} of step {batch.step} differs between ranks, which compute it from "

@@ -128,7 +128,7 @@ def _card(trained: TrainState, folder: Path, dtype: str) -> CardFacts:
 def _precision(trained: TrainState) -> str:
     """Return the dtype in which the run's engine computes, such as "bfloat16"."""
     dtype = trained.engine.params.get("dtype", "auto")
-    if dtype == "auto" and registry.engine.traits_of(trained.engine.component).exact:
+    if dtype == "auto" and registry.engine.traits_of(trained.engine).exact:
         # The embedded engine chooses by device and model; other engines use the trainer's dtype.
         device = trained.policy.device
         kind = matmul_dtype(device) if device.type == "cpu" else next(trained.policy.model.parameters()).dtype

@@ -18,7 +18,7 @@ from retrain.report.run_summary import change
 
 if TYPE_CHECKING:
     from retrain.config.schema import Config
-    from retrain.registry import Bound
+    from retrain.registry import Component
     from retrain.storage.run_directory import RunDirectory
     from retrain.types import Observer, Rollout
 
@@ -46,8 +46,8 @@ class Evidence:
     """
 
     config: Config
-    rewards: Sequence[Bound] = ()
-    losses: Sequence[Bound] = ()
+    rewards: Sequence[Component] = ()
+    losses: Sequence[Component] = ()
     hidden: Collection[str] = ()
     written: Collection[str] = ()
     prompts: Sequence[str] = ()
@@ -145,10 +145,10 @@ def tag_never_seen(run: Evidence) -> str:
     return ""
 
 
-def _patterns(rewards: Sequence[Bound]) -> Iterator[tuple[str, str]]:
+def _patterns(rewards: Sequence[Component]) -> Iterator[tuple[str, str]]:
     """Yield name and pattern of every reward that has one."""
     for entry in rewards:
-        pattern = reward.traits_of(entry.component).pattern or entry.params.get("pattern")
+        pattern = reward.traits_of(entry).pattern or entry.params.get("pattern")
         if isinstance(pattern, str):
             yield entry.name, pattern
 

@@ -120,7 +120,7 @@ def _opening(loaded: LoadedConfig, observe: Observer) -> Generator[RunDirectory]
         yield directory
     except EngineError as error:
         engine = loaded.optional("engine")
-        if engine is not None and registry.engine.traits_of(engine.component).remote:
+        if engine is not None and registry.engine.traits_of(engine).remote:
             raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
         raise
 

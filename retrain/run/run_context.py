@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from retrain.config.loaded_config import LoadedConfig
     from retrain.config.schema import Config
     from retrain.environments.env_pool import EnvPool
-    from retrain.registry import Bound
+    from retrain.registry import Component
     from retrain.rewards.pool import RewardPool
     from retrain.run.findings import RunFindings
     from retrain.storage.run_directory import RunDirectory
@@ -90,7 +90,7 @@ class TrainState:
     ranks: Ranks
     loaded: Loaded
     policy: TorchPolicy
-    engine: Bound
+    engine: Component
     plan: LoadedConfig
     resources: Mapping[str, Any]
     pipeline: Pipeline

@@ -119,7 +119,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
 
 def _hashes(loaded: LoadedConfig) -> dict[str, str]:
     """Return the hash of each module of the user's code, by name."""
-    every = (bound.component for config in (loaded, *loaded.sets.values()) for bound in config.slots.values())
+    every = (component for config in (loaded, *loaded.sets.values()) for component in config.slots.values())
     if not (components_of_user := [component for component in every if component.source != "built-in"]):
         return {}
     from retrain.registry.sources import source_hashes

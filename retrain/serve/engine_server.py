@@ -44,7 +44,7 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
     bound = loaded.named("engine", ENGINE)
     config = loaded.config
     assert bound is not None, "the engine is built in"
-    bound.component.require_extra()
+    bound.require_extra()
     import torch
 
     from retrain.run.build import product_dtype

@@ -10,7 +10,7 @@ from retrain.config.document import Document
 from retrain.config.mistakes import catalog, unknown_key
 from retrain.config.slots import Slot
 from retrain.errors import ConfigError
-from retrain.registry import Bound, Component, find, table_schema
+from retrain.registry import Component, find, table_schema
 
 
 class Parameters:
@@ -28,7 +28,7 @@ class Parameters:
         self._stop()
         self._readers: dict[str, list[Component]] = {}
 
-    def bind(self, kind: str, name: str, /, **given: Any) -> Bound:
+    def bind(self, kind: str, name: str, /, **given: Any) -> Component:
         """Return a component with its parameters.
 
         Args:

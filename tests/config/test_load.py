@@ -186,7 +186,7 @@ def installed(tmp_path, monkeypatch):
 def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(loaded, kind, name, table):
     config = loaded(f'[algorithm]\n{kind}_mode = "{name}"\n[{table}]\nknob = 2.0\n')
     bound = config.one(kind)
-    assert (bound.name, bound.component.source) == (name, "entry point")
+    assert (bound.name, bound.source) == (name, "entry point")
     assert bound.params == {"knob": 2.0}
     assert not config.unread
 

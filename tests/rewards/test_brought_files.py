@@ -60,7 +60,7 @@ def test_a_step_is_trained_on_files_of_others(cwd, data, keys, rewards):
     model = make_checkpoint(cwd / "model", chat=data in ("trl_chat", "verl_gsm8k"))
     named = "".join(f'[[rewards]]\nname = "{name}"\n' for name in rewards)
     Path("run.toml").write_text(RUN.format(task=task, path=path, keys=keys, here=HERE, rewards=named, model=model))
-    forms = [form_of(bound.component).name for bound in load("run.toml").all("reward")]
+    forms = [form_of(bound).name for bound in load("run.toml").all("reward")]
     assert forms == [*rewards.values()]
     invoke("train", "run.toml", "--plain", code=0)
     (row,) = (json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines())

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from retrain.errors import ComponentError, UserCodeError
-from retrain.registry import Bound, find
+from retrain.registry import find
 from retrain.rewards.entry import unique_names
 from retrain.rewards.pool import RewardPool
 from tests.waiting import alive, descendants, until
@@ -348,7 +349,7 @@ def test_a_program_in_a_session_of_its_own_ends_with_the_pool(tmp_path, monkeypa
 
 def test_the_weight_of_an_entry_is_not_a_parameter_of_its_function():
     reward = bound("half_hearted", value=0.5)
-    with pool((Bound(reward.component, {**reward.params, "weight": 2.0}), 2.0)) as scorer:
+    with pool((replace(reward, params={**reward.params, "weight": 2.0}), 2.0)) as scorer:
         assert scorer.score(items("x"))[0].value == 1.0
 
 

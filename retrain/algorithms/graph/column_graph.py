@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from retrain.errors import ComponentError, did_you_mean
-from retrain.registry import Bound, names
+from retrain.registry import Component, names
 from retrain.types import POLICY_COLUMNS
 
-SignalLookup = Callable[[str], Bound | None]
+SignalLookup = Callable[[str], Component | None]
 """Name of a column -> the signal, or the uncertainty, that computes it; None if there is none."""
 CONTEXT_PARAMETERS = {"gtpo_beta": ("gtpo", "beta"), "hicra_alpha": ("hicra", "alpha")}
 """Fields of TransformContext that contain a parameter of another transform: {field: (transform, parameter)}."""
 
 
-def plan(order: Sequence[Bound | str], signal: SignalLookup, available: frozenset[str]) -> list[Bound]:
+def plan(order: Sequence[Component | str], signal: SignalLookup, available: frozenset[str]) -> list[Component]:
     """Return the stages in order; each signal comes just before the first stage that reads it.
 
     Args:
@@ -37,7 +37,7 @@ def plan(order: Sequence[Bound | str], signal: SignalLookup, available: frozense
     return planner.graph
 
 
-def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
+def hyper_of(transform: Callable[[str], Component | None]) -> dict[str, Any]:
     """Return the fields of TransformContext that come from other transforms.
 
     Args:
@@ -47,25 +47,25 @@ def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
     return {field: stage.params[key] for field, (stage, key) in stages.items() if stage}
 
 
-def contributing(graph: Sequence[Bound], wanted: Collection[str] = ("advantages",)) -> list[Bound]:
+def contributing(graph: Sequence[Component], wanted: Collection[str] = ("advantages",)) -> list[Component]:
     """Return the stages, in order, on which the final values of the wanted columns depend.
 
     An advantage does not contribute if a transform replaces it. A filter does not contribute to any column.
     """
     needed = set(wanted)
-    stages: list[Bound] = []
+    stages: list[Component] = []
     for stage in reversed(graph):
         # An advantage writes `episode`, and the pipeline spreads it over the tokens.
         written = {stage.writes, "advantages"} if stage.kind in ("advantage", "algorithm") else {stage.writes}
         if stage.kind != "filter" and written & needed:
             stages.append(stage)
-            context = stage.component.contract == "context"  # it receives the episode's advantages
+            context = stage.contract == "context"  # it receives the episode's advantages
             # Backwards: what an earlier stage wrote under these names is replaced here.
             needed = (needed - written) | {*stage.reads, *(("advantages",) if context else ())}
     return stages[::-1]
 
 
-def _check_used(graph: Sequence[Bound]) -> None:
+def _check_used(graph: Sequence[Component]) -> None:
     """Check that a later stage reads every column that a transform writes, except advantages."""
     for index, stage in enumerate(graph):
         read_later = {name for other in graph[index + 1 :] for name in other.reads}
@@ -76,9 +76,9 @@ def _check_used(graph: Sequence[Bound]) -> None:
             )
 
 
-def _check_states(graph: Sequence[Bound]) -> None:
+def _check_states(graph: Sequence[Component]) -> None:
     """Check that stages with state have different names, because checkpoints store states by name."""
-    names = [stage.name for stage in graph if stage.component.stateful]
+    names = [stage.name for stage in graph if stage.stateful]
     for name in names:
         if names.count(name) > 1:
             raise ComponentError(f'two stages with state have the name "{name}"', "use it once, or rename one")
@@ -86,11 +86,11 @@ def _check_states(graph: Sequence[Bound]) -> None:
 
 class _Planner:
     def __init__(self, signal: SignalLookup, available: set[str]) -> None:
-        self.graph: list[Bound] = []
+        self.graph: list[Component] = []
         self._signal = signal
         self._provided = available
 
-    def add(self, stage: Bound) -> None:
+    def add(self, stage: Component) -> None:
         for column in stage.reads:
             self.provide(column, (stage.name,))
         if stage.kind == "transform":  # the only kind that chooses the column that it writes
@@ -120,11 +120,11 @@ class _Planner:
         fix = did_you_mean(column, columns, f"write a signal of that name; known: {', '.join(columns)}")
         return f'{reader} column "{column}", which nothing provides', fix
 
-    def _check_first(self, transform: Bound) -> None:
+    def _check_first(self, transform: Component) -> None:
         """Reject a transform that ignores the advantages after stages that gave each token its own."""
         lost = [stage.name for stage in self.graph if stage.writes == "advantages"]
         if lost:
-            context = transform.component.contract == "context"
+            context = transform.contract == "context"
             reason = "takes a context" if context else "replaces the advantages"
             fix = ", or decorate it with @transform to read `advantages`" if context else ""
             raise ComponentError(

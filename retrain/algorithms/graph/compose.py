@@ -12,7 +12,7 @@ from retrain.algorithms.planning.planning_mask import advantage_split, planning_
 from retrain.algorithms.sepa import entropy_metrics
 from retrain.algorithms.transforms.token_stages import transform_chain
 from retrain.errors import ComponentError
-from retrain.registry import Bound, Component, bind, find
+from retrain.registry import Component, bind, find
 from retrain.types import Batch, Metrics
 
 # The interface separates a method's own metrics from those of plug-ins, which may have any other name.
@@ -104,7 +104,7 @@ def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> N
             raise ValueError(f"planning_masks_G[{i}] has {len(flags)} entries for {len(row)} log-probs")
 
 
-def _pipeline(credit: Sequence[Bound], uncertainty: Bound, hyper: Mapping[str, Any]) -> Pipeline:
+def _pipeline(credit: Sequence[Component], uncertainty: Component, hyper: Mapping[str, Any]) -> Pipeline:
     """Resolve the pipeline; ComponentError if a stage reads a column that only a policy can compute."""
     pipeline = Pipeline.resolve(
         credit,
@@ -124,7 +124,7 @@ def _pipeline(credit: Sequence[Bound], uncertainty: Bound, hyper: Mapping[str, A
     return pipeline
 
 
-def _transforms(chain: Sequence[str], hyper: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[Bound, ...]:
+def _transforms(chain: Sequence[str], hyper: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[Component, ...]:
     """Bind the stages of a chain to those of `params` that each has; ComponentError if no stage has one of them."""
     components = [find("transform", name) for name in chain]
     # A context-style plug-in gets all parameters in one dict, so it may take any key.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from retrain.algorithms.graph.column_graph import SignalLookup
 from retrain.algorithms.graph.pipeline import check_result
 from retrain.errors import ComponentError
-from retrain.registry import Bound, loss, transform
+from retrain.registry import Component, loss, transform
 from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 
@@ -42,10 +42,10 @@ class Objective:
 
     def __init__(
         self,
-        terms: Sequence[Bound],
-        reduction: Bound,
-        corrections: Sequence[Bound] = (),
-        sft_reduction: Bound | None = None,
+        terms: Sequence[Component],
+        reduction: Component,
+        corrections: Sequence[Component] = (),
+        sft_reduction: Component | None = None,
         signal: SignalLookup = lambda name: None,
     ) -> None:
         # A term of weight 0 must not cost anything: `kl` would load a reference model.
@@ -85,7 +85,7 @@ class Objective:
         live = batch.is_expert.new_zeros(batch.is_expert.shape)
         for term in self.terms:
             rows = _rows(term, batch)
-            live = live | (rows & moved if loss.traits_of(term.component).vanishes else rows)
+            live = live | (rows & moved if loss.traits_of(term).vanishes else rows)
         return live
 
     def step_columns(self, batch: Batch, logprobs: Tensor) -> tuple[dict[str, Any], Metrics]:
@@ -139,7 +139,7 @@ class Objective:
                 before = columns["advantages"]
                 after = _corrected(correction, columns)
                 columns = {**columns, "advantages": after}
-                if transform.traits_of(correction.component).drops_only and first:
+                if transform.traits_of(correction).drops_only and first:
                     dropped = (before != 0) & (after == 0)
                     _add(metrics, {f"policy/{correction.name}_fraction": (dropped * signals[first]).sum()})
             share = float(columns[self.share]) if self.mixed else None
@@ -174,7 +174,7 @@ class StepLoss(NamedTuple):
     of: Callable[[Mapping[str, Any], Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
 
-def _reduction_weight(reduction: Bound, batch: Batch, mask: Tensor) -> Tensor:
+def _reduction_weight(reduction: Component, batch: Batch, mask: Tensor) -> Tensor:
     call = Call("reduction", reduction.name)
     read = {name: mask if name == "mask" else batch.column(name) for name in reduction.reads}
     with call(read):
@@ -184,7 +184,7 @@ def _reduction_weight(reduction: Bound, batch: Batch, mask: Tensor) -> Tensor:
     return weights
 
 
-def _corrected(correction: Bound, columns: Mapping[str, Any]) -> Tensor:
+def _corrected(correction: Component, columns: Mapping[str, Any]) -> Tensor:
     call = Call("transform", correction.name)
     read = {name: columns[name] for name in correction.reads}
     with call(read):
@@ -193,12 +193,12 @@ def _corrected(correction: Bound, columns: Mapping[str, Any]) -> Tensor:
     return call.tensor(advantages, wanted.shape, wanted)
 
 
-def source_of(term: Bound) -> str:
+def source_of(term: Component) -> str:
     """Return the source of the rows that a loss term trains on: "policy" or "expert"."""
-    return loss.traits_of(term.component).source
+    return loss.traits_of(term).source
 
 
-def _term_values(term: Bound, columns: Mapping[str, Any], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _term_values(term: Component, columns: Mapping[str, Any], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a term's values [N, T], with gradient if it depends on the policy, and its metrics [N, T]."""
     call = Call("loss", term.name)
     read = {name: columns[name] for name in term.reads}
@@ -218,5 +218,5 @@ def _add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:
         sums[name] = sums.get(name, 0.0) + value
 
 
-def _rows(term: Bound, batch: Batch) -> Tensor:
+def _rows(term: Component, batch: Batch) -> Tensor:
     return batch.is_expert if source_of(term) == "expert" else ~batch.is_expert

@@ -12,7 +12,7 @@ from retrain.algorithms.graph.column_graph import SignalLookup, plan
 from retrain.algorithms.graph.unsaved import attributes
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.protocols import StatefulComponent
-from retrain.registry import Bound, signal
+from retrain.registry import Component, signal
 from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 
@@ -32,7 +32,7 @@ class Pipeline:
         stateful: components with a state for checkpoints, by name.
     """
 
-    def __init__(self, graph: list[Bound], policy_columns: frozenset[str], hyper: Mapping[str, Any]) -> None:
+    def __init__(self, graph: list[Component], policy_columns: frozenset[str], hyper: Mapping[str, Any]) -> None:
         self.graph, self.policy_columns, self._hyper = graph, policy_columns, hyper
         self.stateful: dict[str, StatefulComponent] = {}
         self._built: dict[tuple[str, str], StatefulComponent] = {}
@@ -42,8 +42,8 @@ class Pipeline:
     @classmethod
     def resolve(
         cls,
-        credit: Sequence[Bound],
-        group_filter: Bound,
+        credit: Sequence[Component],
+        group_filter: Component,
         signal: SignalLookup,
         *,
         observed: Sequence[str] = (),
@@ -84,12 +84,12 @@ class Pipeline:
 
             self._hyper = {**self._hyper, "pieces": pieces}
         for stage in self.graph:
-            if stage.component.stateful:
+            if stage.stateful:
                 with Call(stage.kind, stage.name)():
                     part = self._built[stage.kind, stage.name] = stage.build(resources)
                 if part.stateful:
                     self.stateful[stage.name] = part
-                elif stage.component.source != "built-in":
+                elif stage.source != "built-in":
                     self._unsaved[stage.kind, stage.name] = attributes(part)
 
     def unsaved(self) -> str:
@@ -171,7 +171,7 @@ class Pipeline:
                 continue
             # Zeros of the right shape and dtype, in case the signal cannot be computed.
             produced[stage.writes] = batch.advantages
-            if set(stage.reads) <= columns.keys() and not stage.component.stateful:
+            if set(stage.reads) <= columns.keys() and not stage.stateful:
                 columns[stage.writes], reported = self._called(stage, columns)
                 produced[stage.writes] = columns[stage.writes]
                 metrics |= reported
@@ -181,7 +181,7 @@ class Pipeline:
     def flags_to_store(self) -> dict[str, str]:
         """Columns of flags to store with the rollouts: {column: stored name}, from the trait `stored` of signals."""
         signals = [stage for stage in self.graph if stage.kind == "signal"]
-        stored = {stage.writes: signal.traits_of(stage.component).stored for stage in signals}
+        stored = {stage.writes: signal.traits_of(stage).stored for stage in signals}
         # A name with a slash is a metric's; it is stored with the metrics.
         return {column: name for column, name in stored.items() if name and "/" not in name}
 
@@ -257,12 +257,12 @@ class Pipeline:
             metrics[f"advantage/{name}"] = float(F.masked.masked_mean(column, batch.response_mask))
         return produced, metrics
 
-    def _stage(self, stage: Bound, columns: dict[str, Any]) -> tuple[Any, Metrics]:
-        if stage.component.contract == "lists":
+    def _stage(self, stage: Component, columns: dict[str, Any]) -> tuple[Any, Metrics]:
+        if stage.contract == "lists":
             from retrain.algorithms.graph.plain_functions import call_lists
 
             value, metrics = call_lists(stage, columns), {}
-        elif stage.component.contract == "context":
+        elif stage.contract == "context":
             from retrain.algorithms.graph.plain_functions import call_context
 
             value, metrics = call_context(stage, columns, columns["episode"], self._hyper)
@@ -271,7 +271,7 @@ class Pipeline:
         check_result(Call(stage.kind, stage.name), stage, value, columns)
         return value, metrics
 
-    def _called(self, stage: Bound, columns: Mapping[str, Any]) -> tuple[Any, Metrics]:
+    def _called(self, stage: Component, columns: Mapping[str, Any]) -> tuple[Any, Metrics]:
         call = Call(stage.kind, stage.name)
         target: Any = self._built.get((stage.kind, stage.name), stage)
         read = {name: columns[name] for name in stage.reads}
@@ -287,7 +287,7 @@ def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
     return rows, batch if len(rows) == len(batch.is_expert) else batch.rows(rows)
 
 
-def check_result(call: Call, stage: Bound, value: Any, columns: Mapping[str, Any]) -> None:
+def check_result(call: Call, stage: Component, value: Any, columns: Mapping[str, Any]) -> None:
     """Check the result of a stage.
 
     A filter returns [N] bool, equal within a group; an advantage [N]; a signal a number, [N] or [N, T]; all other

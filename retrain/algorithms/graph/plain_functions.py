@@ -10,7 +10,7 @@ from math import isfinite
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
-from retrain.registry import Bound
+from retrain.registry import Component
 from retrain.registry.call import Call
 from retrain.types import Metrics
 
@@ -115,7 +115,7 @@ def missing_fields(function: Callable[..., Any]) -> list[str]:
     return [name for name in dict.fromkeys(read) if name not in names]
 
 
-def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
+def call_lists(bound: Component, columns: Mapping[str, Any]) -> Tensor:
     """Call `fn(rewards)` or `fn(rewards, params)` for each group; return advantages [N].
 
     Args:
@@ -127,14 +127,14 @@ def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
     rewards: Tensor = columns["rewards"]
     advantages = rewards.clone()
     for group, rows in _groups(columns["group_ids"]):
-        call = Call(bound.component.kind, bound.name, f", group {group}")
+        call = Call(bound.kind, bound.name, f", group {group}")
         values = _called(bound, call, rewards[rows].tolist(), *_params(bound))
         advantages[rows] = rewards.new_tensor(call.numbers(values, len(rows), "advantages"))
     return advantages
 
 
 def call_context(
-    bound: Bound, columns: Mapping[str, Any], episode: Tensor, hyper: Mapping[str, Any]
+    bound: Component, columns: Mapping[str, Any], episode: Tensor, hyper: Mapping[str, Any]
 ) -> tuple[Tensor, Metrics]:
     """Call `fn(ctx)` for each group; return advantages [N, T], and the extra metrics averaged over groups.
 
@@ -150,7 +150,7 @@ def call_context(
     advantages = episode.new_zeros(mask.shape)
     reported: dict[str, list[float]] = {}
     for group, rows in _groups(columns["group_ids"]):
-        call = Call(bound.component.kind, bound.name, f", group {group}")
+        call = Call(bound.kind, bound.name, f", group {group}")
         context = _context(columns, episode, rows, hyper, bound.params)
         sizes = [len(logprobs) for logprobs in context.logprobs_G]
         output = _called(bound, call, context)
@@ -175,9 +175,9 @@ def _groups(group_ids: Tensor) -> list[tuple[int, list[int]]]:
     return sorted(rows.items())
 
 
-def _params(bound: Bound) -> tuple[dict[str, Any], ...]:
+def _params(bound: Component) -> tuple[dict[str, Any], ...]:
     """Return the second argument of an advantage, in a tuple; () if it takes one argument."""
-    takes = [p for p in inspect.signature(bound.component.target).parameters.values() if p.kind <= p.VAR_POSITIONAL]
+    takes = [p for p in inspect.signature(bound.target).parameters.values() if p.kind <= p.VAR_POSITIONAL]
     wants = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes)
     return (dict(bound.params),) if wants else ()
 
@@ -205,10 +205,10 @@ def _context(
     )
 
 
-def _called(bound: Bound, call: Call, *arguments: Any) -> Any:
-    function: Callable[..., Any] = bound.component.target
+def _called(bound: Component, call: Call, *arguments: Any) -> Any:
+    function: Callable[..., Any] = bound.target
     with call():
-        return function(*arguments, **{name: bound.params[name] for name in bound.component.schema.model_fields})
+        return function(*arguments, **{name: bound.params[name] for name in bound.schema.model_fields})
 
 
 def _token_lists(call: Call, output: Any, sizes: list[int]) -> list[list[float]]:

@@ -192,7 +192,7 @@ def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
 
 def _hash(config: LoadedConfig) -> str:
     """Return a hash of a configuration with its defaults, without the tables that do not affect results."""
-    bound = {component.component.table for component in config.slots.values()}
+    bound = {component.table for component in config.slots.values()}
     free = {*free_tables(), *bound}  # what a table of a bound component sets is among the component's parameters
     facts = {name: table for name, table in config.resolved().items() if name not in free}
     facts["components"].pop("tracker", None)

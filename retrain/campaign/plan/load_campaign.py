@@ -28,7 +28,7 @@ from retrain.config.reported_metrics import result_problem
 from retrain.config.rules.unread_keys import judged
 from retrain.config.slots import Slot
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
-from retrain.registry import Bound
+from retrain.registry import Component
 from retrain.run.before.data_checks import check_data
 from retrain.system.files import expanded
 
@@ -57,7 +57,7 @@ class LoadedCampaign:
     file: str
     text: str
     settings: Campaign
-    executor: Bound
+    executor: Component
     conditions: tuple[Condition, ...]
     configs: tuple[LoadedConfig, ...]
     warnings: tuple[ConfigProblem, ...]
@@ -98,7 +98,7 @@ class LoadedCampaign:
         """Signals that at least one condition computes and stores; every run computes them, to be comparable."""
         graphs = (config.pipeline_of(config.objective(exact=True)).graph for config in self.configs)
         signals = (stage for graph in graphs for stage in graph if stage.kind == "signal")
-        return sorted({stage.writes for stage in signals if registry.signal.traits_of(stage.component).stored})
+        return sorted({stage.writes for stage in signals if registry.signal.traits_of(stage).stored})
 
     def check_data(self) -> None:
         """Call `retrain.run.before.data_checks.check_data` once for each distinct data set of the conditions.

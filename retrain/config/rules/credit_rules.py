@@ -12,7 +12,7 @@ from retrain.algorithms.graph.plain_functions import TransformContext, missing_f
 from retrain.config.loaded_config import LoadedConfig, brings, is_correction, ratio_of, reward_columns
 from retrain.config.schema import Config
 from retrain.errors import ComponentError, did_you_mean
-from retrain.registry import Bound, Component, Finding
+from retrain.registry import Component, Finding
 from retrain.rewards.signatures import form_of
 
 _OVERLAP, _MODE = ("rollout", "overlap"), ("rollout", "mode")
@@ -24,7 +24,7 @@ def answers(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     for index, reward in enumerate(loaded.all("reward")):
         path = ("rewards", index, "name")
         try:
-            required = form_of(reward.component).required
+            required = form_of(reward).required
         except ComponentError as error:
             yield Finding(path, error.problem, error.fix)
             continue
@@ -48,7 +48,7 @@ def idle(loaded: LoadedConfig) -> dict[int, str]:
         return {}
     credit = next((stage.name for stage in used if stage.kind in ("advantage", "algorithm", "transform")), "the loss")
     reason = f'"{credit}" does not read the sum of rewards, so this one does not affect training'
-    judges = [index for index, reward in enumerate(rewards) if registry.reward.traits_of(reward.component).correctness]
+    judges = [index for index, reward in enumerate(rewards) if registry.reward.traits_of(reward).correctness]
     return {
         index: reason + (" unless the rewards before it return None" if index in judges else "")
         for index, reward in enumerate(rewards)
@@ -61,7 +61,7 @@ def compared_rewards(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse a baseline of greedy completions for a reward that compares the completions of a group."""
     for index, reward in enumerate(loaded.all("reward")):
         with suppress(ComponentError):  # an unknown form: `answers` reports it
-            if "greedy_rewards" in loaded.pipeline.reads and form_of(reward.component).name == "group":
+            if "greedy_rewards" in loaded.pipeline.reads and form_of(reward).name == "group":
                 problem = f'"{reward.name}" compares the completions of a group, and the greedy one is scored alone'
                 fix = "use an advantage that compares within the group, such as grpo"
                 yield Finding(("rewards", index, "name"), problem, fix)
@@ -71,7 +71,7 @@ def decoupled_rewards(config: Config, loaded: LoadedConfig) -> Iterator[Finding]
     """Require as many rewards, or parts of their scores, as an advantage compares."""
     count = len(reward_columns(loaded.all("reward")))
     for slot, component in loaded.slots.items():
-        if slot.kind == "advantage" and count < registry.advantage.traits_of(component.component).least_rewards:
+        if slot.kind == "advantage" and count < registry.advantage.traits_of(component).least_rewards:
             problem = f"{component.name} normalises each reward on its own, and the run has {count}"
             fix = 'list two [[rewards]] at least, or a judge with a rubric, or use advantage_mode = "grpo_std"'
             yield Finding(slot.path, problem, fix)
@@ -81,10 +81,10 @@ def continuations(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse credit that continues completions from a prefix in runs that cannot: environments and overlap."""
     path = ("algorithm", "algorithm_mode")
     for stage in loaded.pipeline.graph:
-        if "continue_from" not in stage.component.needs:
+        if "continue_from" not in stage.needs:
             # A resumed run builds the batch of a step that was sampled ahead from its rollouts alone. The teacher has a
             # rule of its own.
-            is_foreign = stage.component.source != "built-in"
+            is_foreign = stage.source != "built-in"
             if config.rollout.ahead and is_foreign and "problems" in stage.reads:
                 problem = f'"{stage.name}" reads the problems, which a step that is sampled ahead loses when it resumes'
                 ahead = ("rollout", "mode" if config.rollout.continuous else "overlap")
@@ -101,7 +101,7 @@ def continuations(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
 def contexts(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse a plain function that reads a field that its context does not have."""
     for slot, bound in loaded.slots.items():
-        for name in missing_fields(bound.component.target) if bound.component.contract == "context" else ():
+        for name in missing_fields(bound.target) if bound.contract == "context" else ():
             field_names = [item.name for item in fields(TransformContext)]
             fix = did_you_mean(name, field_names, f"its fields: {', '.join(field_names)}")
             yield Finding(slot.path, f'"{bound.name}" reads {name} of its context, which has no such field', fix)
@@ -115,7 +115,7 @@ def corrections(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
             problem = f'"{stage.name}" declares correction=True but {why}'
             yield Finding(_TRANSFORMS, problem, "remove correction=True, or fix the transform")
     # Importance weights would multiply, whereas a token can be dropped twice without harm.
-    weights = [stage.name for stage in corrections if not registry.transform.traits_of(stage.component).drops_only]
+    weights = [stage.name for stage in corrections if not registry.transform.traits_of(stage).drops_only]
     anchored = [term.name for term in loaded.objective(exact=False).terms if "sampler_logprobs" in term.reads]
     if weights and anchored:
         problem = f'"{weights[0]}" corrects twice: "{anchored[0]}" compares with the sampler\'s log-probs itself'
@@ -126,12 +126,11 @@ def corrections(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
         yield Finding(_TRANSFORMS, problem, "keep one")
 
 
-def _no_correction(stage: Bound) -> str:
+def _no_correction(stage: Component) -> str:
     """Return why the update cannot compute a transform; "" if it can."""
-    component = stage.component
-    if component.stateful or component.contract != "columns":
+    if stage.stateful or stage.contract != "columns":
         return "is not a function of columns"
-    if (writes := registry.transform.traits_of(component).writes) != "advantages":
+    if (writes := registry.transform.traits_of(stage).writes) != "advantages":
         return f"changes {writes}, not advantages"
     return "reads logprobs, so gradients would flow through it: read old_logprobs" if "logprobs" in stage.reads else ""
 
@@ -161,14 +160,14 @@ def own_rows(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
         # With one prompt per step no ratio leaves room for it.
         fix = f"use a ratio of at most {most:g}{together}" if batch > 1 else "raise [training] batch_size"
         slot = next(slot for slot, source in loaded.slots.items() if source is used[0])
-        yield Finding((*slot.params_path, registry.source.traits_of(used[0].component).ratio), problem, fix)
+        yield Finding((*slot.params_path, registry.source.traits_of(used[0]).ratio), problem, fix)
 
 
 def stored_rollouts(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse credit that needs the problems of the step if a source brings other rollouts."""
     brought = [source for source in loaded.all("source") if brings(source, "rollouts")]
     for stage in loaded.pipeline.graph if brought else ():
-        if "continue_from" in stage.component.needs or "problems" in stage.reads:
+        if "continue_from" in stage.needs or "problems" in stage.reads:
             problem = f'"{stage.name}" needs the problems of the step, and "{brought[0].name}" brings other rollouts'
             yield Finding(("algorithm", "algorithm_mode"), problem, "use other credit, or leave out the source")
 
@@ -183,7 +182,7 @@ def overlap(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     # With "auto" the model decides, so `build` checks the engine that is chosen.
     if engine is not None:
         try:
-            check_engine(engine.component)
+            check_engine(engine)
         except ComponentError as error:
             yield Finding(path, error.problem, error.fix)
     if config.reward_pool.workers == 0:
@@ -198,7 +197,7 @@ def overlap(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
         problem = f'resampling needs "{group_filter.name}", which reads scores of the policy, and updates change these'
         fix = 'set overlap = 0, resample = "none", or a filter that reads only outcomes, such as "accuracy_band"'
         yield Finding(_OVERLAP, problem, fix)
-    elif by_outcomes and group_filter.component.stateful:
+    elif by_outcomes and group_filter.stateful:
         problem = f'the filter "{group_filter.name}" is a class: its state would depend on timing'
         yield Finding(_OVERLAP, problem, "set overlap = 0, or use a function as filter")
 

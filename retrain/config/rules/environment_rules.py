@@ -53,9 +53,9 @@ def fields(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
 
     for environment in bound:
         try:
-            with Call(environment.component.kind, environment.name)():
-                target: Any = environment.component.target
-                target = target(**environment.arguments) if environment.component.stateful else target
+            with Call(environment.kind, environment.name)():
+                target: Any = environment.target
+                target = target(**environment.arguments) if environment.stateful else target
             fields_read(environment.name, target)
         except ComponentError as error:
             yield Finding(("environment", "name"), error.problem, error.fix)

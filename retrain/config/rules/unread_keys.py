@@ -11,7 +11,7 @@ from retrain.config.loaded_config import LoadedConfig
 from retrain.config.positions import KeyPath
 from retrain.config.slots import Slot
 from retrain.errors import ConfigProblem
-from retrain.registry import Bound, Finding
+from retrain.registry import Component, Finding
 from retrain.registry.component import PLAIN_READS
 
 Reason = tuple[str, str]
@@ -67,16 +67,14 @@ def judged(
     return [problem for _, problem in asked if problem not in odd], odd
 
 
-def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> Iterator[Finding]:
+def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Component]) -> Iterator[Finding]:
     """Yield the unread keys of [algorithm.advantage_params], [algorithm.transform_params] or [algorithm.params].
 
     Only dotted paths and plain functions read these tables.
     """
     named = {slot: component for slot, component in used.items() if slot.params_path == ("algorithm", name)}
-    dotted = {slot.name: component for slot, component in named.items() if component.component.has_params_table}
-    tables = " or ".join(
-        f"[{bound.component.table}]" for bound in named.values() if not bound.component.has_params_table
-    )
+    dotted = {slot.name: component for slot, component in named.items() if component.has_params_table}
+    tables = " or ".join(f"[{bound.table}]" for bound in named.values() if not bound.has_params_table)
     why = "only a dotted path reads this table", f"set it in {tables}" if tables else "name one, or remove the key"
     if dotted:
         why = f"{' and '.join(dotted)} do not take it", "remove it"
@@ -85,7 +83,7 @@ def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bou
             yield Finding(("algorithm", name, key), *why)
 
 
-def _readers(loaded: LoadedConfig, used: Mapping[Slot, Bound]) -> Iterator[tuple[Bound, Collection[str]]]:
+def _readers(loaded: LoadedConfig, used: Mapping[Slot, Component]) -> Iterator[tuple[Component, Collection[str]]]:
     """Yield each component of the run with the keys that are set beside its name.
 
     This includes components that the run file does not name: engines, corrections and signals.
@@ -96,36 +94,35 @@ def _readers(loaded: LoadedConfig, used: Mapping[Slot, Bound]) -> Iterator[tuple
     engines = loaded.engines()
     on_policy = not loaded.config.rollout.ahead
     # The update adds a correction unless sampler and trainer agree, and then the correction's table is read.
-    exact = on_policy and all(registry.engine.traits_of(engine.component).exact for engine in engines)
+    exact = on_policy and all(registry.engine.traits_of(engine).exact for engine in engines)
     others = [*engines, *loaded.objective(exact).corrections]
     others += [stage for stage in loaded.pipeline.graph if stage.kind == "signal"]
-    if any(component.component.contract == "context" for component in used.values()):
+    if any(component.contract == "context" for component in used.values()):
         others += [
             component for name, _ in CONTEXT_PARAMETERS.values() if (component := loaded.named("transform", name))
         ]
     yield from ((component, ()) for component in others)
 
 
-def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]]) -> Reason | None:
+def _unread(name: str, key: str, readers: Sequence[tuple[Component, Collection[str]]]) -> Reason | None:
     """Return the reason why nothing reads `[name] key`; None if a component reads it."""
     why: list[Reason] = []
-    for reader, entry in readers:
-        component = reader.component
+    for component, entry in readers:
         # The same file configures `retrain serve`, which reads these keys.
         served = registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
         if component.table == name and (component.takes({key: None}) or key in served):
-            reason = _switched_off(reader, key)
+            reason = _switched_off(component, key)
             if key in entry:
-                reason = f'the entry that names "{reader.name}" sets it as well', "keep one of the two"
+                reason = f'the entry that names "{component.name}" sets it as well', "keep one of the two"
             if reason is None:
                 return None
             why.append(reason)
     return why[0] if why else (_NOTHING, _fix(name, key))
 
 
-def _switched_off(reader: Bound, key: str) -> Reason | None:
+def _switched_off(reader: Component, key: str) -> Reason | None:
     """Return the reason why a component ignores one of its keys, by its trait `when`; None if it reads the key."""
-    other, values = reader.component.traits.when.get(key, ("", ()))
+    other, values = reader.traits.when.get(key, ("", ()))
     if not other or reader.params[other] in values:
         return None
     value = reader.params[other]

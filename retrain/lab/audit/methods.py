@@ -12,7 +12,7 @@ from retrain.api import RunContext, seed_generators
 from retrain.config.loaded_config import LoadedConfig
 from retrain.errors import ComponentError, did_you_mean
 from retrain.functional.seeds import derive_seed
-from retrain.registry import Bound, Component, bind, find, is_dotted, names
+from retrain.registry import Component, bind, find, is_dotted, names
 from retrain.registry.component import MARK
 from retrain.registry.lookup import load_object
 from retrain.types import POLICY_COLUMNS, Batch, State
@@ -72,7 +72,7 @@ def own_method(loaded: LoadedConfig) -> str:
     return "+".join(stage.name for stage in loaded.credit)
 
 
-def chain_of(loaded: LoadedConfig, words: Sequence[str]) -> tuple[Bound, ...]:
+def chain_of(loaded: LoadedConfig, words: Sequence[str]) -> tuple[Component, ...]:
     """Find the stages of a method, with the parameters of the run's configuration; see `LoadedConfig.credit`.
 
     Args:
@@ -91,7 +91,7 @@ def chain_of(loaded: LoadedConfig, words: Sequence[str]) -> tuple[Bound, ...]:
     return (*baseline, *stages)
 
 
-def _stages(loaded: LoadedConfig, word: str) -> list[Bound]:
+def _stages(loaded: LoadedConfig, word: str) -> list[Component]:
     """Find the components that a word names; the name of a chain, such as those of `CHAINS`, gives several."""
     of_the_run = [stage for stage in loaded.slots.values() if stage.name == word and stage.kind in _KINDS]
     # With the parameters of the run's configuration, not the defaults.

@@ -17,7 +17,7 @@ from retrain.algorithms.graph.responses import padded, response_batch
 from retrain.algorithms.transforms.token_stages import transform_chain
 from retrain.errors import ComponentError, DataError
 from retrain.functional.groups import group_mean
-from retrain.registry import Bound, find, names
+from retrain.registry import Component, find, names
 from retrain.system.records import OBJECT, BadRow, Listed, checked, read_records
 from retrain.tools.parameters import Parameters
 from retrain.types import Batch
@@ -288,7 +288,7 @@ def _batch(completions: Sequence[ComparedCompletion]) -> tuple[Batch, _Pieces]:
 
 
 def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeline:
-    def signal(column: str) -> Bound | None:
+    def signal(column: str) -> Component | None:
         if column == "uncertainty":
             return find("uncertainty", "surprisal").bind()
         return parameters.bind("signal", column) if column in names("signal") else None

@@ -17,7 +17,7 @@ from retrain.config.schema import Config
 from retrain.config.slots import labels
 from retrain.errors import ComponentError, DataError
 from retrain.protocols import Task
-from retrain.registry import Bound
+from retrain.registry import Component
 from retrain.rewards.signatures import form_of
 from retrain.run.before.environment_checks import check_interpreter
 from retrain.system.model_paths import RANDOM_MODEL, model_location
@@ -52,7 +52,7 @@ def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyTyp
     sets = {entry.name: index for index, entry in enumerate(loaded.config.eval.sets)}
     for name, config in {"": loaded, **loaded.sets}.items():
         at = ("eval", "sets", sets[name], "name") if name else ("task", "name")
-        if not built and any(registry.task.traits_of(task.component).remote for task in config.all("task")):
+        if not built and any(registry.task.traits_of(task).remote for task in config.all("task")):
             continue
         try:
             # The warm start imitates the problems of its own seed; held-out problems are the same for all seeds.
@@ -86,7 +86,7 @@ def _check_micro_batches(loaded: LoadedConfig, document: Document) -> None:
     """Refuse a loss of the user whose values depend on the rows of its micro-batch."""
     objective = loaded.objective(exact=False)
     for slot, term in loaded.slots.items():
-        if slot.kind == "loss" and term in objective.terms and term.component.source != "built-in":
+        if slot.kind == "loss" and term in objective.terms and term.source != "built-in":
             from retrain.run.before.probe import depends_on_rows  # imports torch, as the module of the loss does
 
             if depends_on_rows(term, objective):
@@ -154,9 +154,9 @@ def _check_problems(
             document.refuse(at or ("rewards", index, "name"), f"{listed}{more}", fix, DataError.exit_code)
 
 
-def _check_of(reward: Bound) -> Callable[[Problem], str] | None:
+def _check_of(reward: Component) -> Callable[[Problem], str] | None:
     """Return a function that says why a reward cannot score a problem, or ""; None if it can score all."""
-    traits = registry.reward.traits_of(reward.component)
+    traits = registry.reward.traits_of(reward)
     answers, problems, params = traits.answers, traits.problems, reward.params
     if answers is None and problems is None:
         return None
@@ -182,7 +182,7 @@ def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -
     """Record an error if a reward with the signature of another trainer reads a column that the data do not have."""
     columns = {"completion": "", "answer": problem.answer, "problem": problem.facts, "completion_ids": ()}
     for index, reward in enumerate(loaded.all("reward")):
-        form = form_of(reward.component)
+        form = form_of(reward)
         try:
             if form.name not in ("retrain", "group"):
                 form.arguments([{name: columns[name] for name in form.reads}])
@@ -207,7 +207,7 @@ def _has_chat_template(config: Config) -> bool | None:
 def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, DataError]]:
     """Read the files of the sources in use; yield errors with the keys that name the files."""
     for slot, source in loaded.in_use.items():
-        read = registry.source.traits_of(source.component).read if slot.kind == "source" else None
+        read = registry.source.traits_of(source).read if slot.kind == "source" else None
         if read is not None and (path := source.params[read[0]]) is not None:
             at = (*slot.params_path, read[0])
             try:

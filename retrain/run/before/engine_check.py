@@ -33,7 +33,7 @@ def engine_status(name: str) -> str:
         return f"broken: {error}"
 
 
-def _sample(bound: registry.Bound) -> str:
+def _sample(bound: registry.Component) -> str:
     """Build the engine, sample one token and return the engine's description."""
     import torch
 

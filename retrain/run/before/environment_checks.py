@@ -80,7 +80,7 @@ def launch(loaded: LoadedConfig) -> Launch:
         environment_here = None if needs_own_interpreter(config, name) else next(bound)
         target = name if environment_here is None else environment_here.path
         params = entry.params if environment_here is None else environment_here.arguments
-        declared = None if environment_here is None else registry.environment.traits_of(environment_here.component)
+        declared = None if environment_here is None else registry.environment.traits_of(environment_here)
         # The worker reads the traits of an environment that only it can import.
         traits = {"replay": declared.replay, "rewards": declared.rewards} if declared else {}
         hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)

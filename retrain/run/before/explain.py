@@ -19,7 +19,7 @@ from retrain.config.rules.credit_rules import idle
 from retrain.config.rules.section_rules import gpu_or_cpu
 from retrain.config.slots import AUTO, slots
 from retrain.engines.capability import choose_engine_at
-from retrain.registry import Bound
+from retrain.registry import Component
 from retrain.rewards.signatures import form_of
 from retrain.system.masking import masked
 from retrain.system.model_paths import RANDOM_MODEL, model_location, stored_dtype
@@ -51,9 +51,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
     exact = _is_exact(loaded, engine["name"])
     pipeline = loaded.pipeline_of(loaded.objective(exact=True))
     signals = [stage for stage in pipeline.graph if stage.kind == "signal"]
-    signal_models = [
-        model for signal in signals for model in registry.signal.traits_of(signal.component).held(signal.params)
-    ]
+    signal_models = [model for signal in signals for model in registry.signal.traits_of(signal).held(signal.params)]
     return {
         "file": loaded.file,
         "run_directory": str(loaded.directory),
@@ -134,7 +132,7 @@ def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
             "key": keys[bound.kind, bound.name],
             "reads": list(bound.reads),
             "params": masked(dict(bound.params)),
-            "called": form_of(bound.component).described() if bound.kind == "reward" else None,
+            "called": form_of(bound).described() if bound.kind == "reward" else None,
         }
         for bound in loaded.slots.values()
     ]
@@ -150,14 +148,14 @@ def _preset(loaded: LoadedConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _source(bound: Bound) -> str:
-    if bound.component.source == "built-in":
-        return bound.component.source
+def _source(bound: Component) -> str:
+    if bound.source == "built-in":
+        return bound.source
     try:
         # Code that was typed into an interpreter, or written in C, has no file.
-        return f"{inspect.getsourcefile(bound.component.target)} ({bound.component.source})"
+        return f"{inspect.getsourcefile(bound.target)} ({bound.source})"
     except TypeError:
-        return bound.component.source
+        return bound.source
 
 
 def _engine(loaded: LoadedConfig) -> dict[str, Any]:
@@ -172,8 +170,7 @@ def _engine(loaded: LoadedConfig) -> dict[str, Any]:
     else:
         name, why = AUTO, "torch if the embedded engine can serve the architecture, else transformers"
     adapters = {
-        registry.engine.traits_of(candidate.component).adapters.get(candidate.params.get("lora"))
-        for candidate in engines
+        registry.engine.traits_of(candidate).adapters.get(candidate.params.get("lora")) for candidate in engines
     }
     return {
         "name": name,
@@ -264,7 +261,7 @@ def _sources(loaded: LoadedConfig, rows: int) -> dict[str, Any]:
     """Return the number of rows that each source provides, out of the `rows` of a step."""
     written, files, others = 0, list[str](), list[dict[str, Any]]()
     for (name, source), count in zip(loaded.sources.items(), loaded.division[1], strict=True):
-        traits = registry.source.traits_of(source.component)
+        traits = registry.source.traits_of(source)
         if "rollouts" in traits.brings:
             described = {"source": name, "in the place of prompts": f"{count} of {rows} rows"}
             others.append({**described, "brings": " and ".join(traits.brings), **source.params})
@@ -336,7 +333,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         offload=loaded.config.distributed.offload,
     )
     engine = loaded.optional("engine")
-    remote = engine is not None and registry.engine.traits_of(engine.component).remote
+    remote = engine is not None and registry.engine.traits_of(engine).remote
     device = gpu_or_cpu(training.device)
     shard = loaded.config.distributed.shard
     if shard == "auto":

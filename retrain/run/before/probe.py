@@ -9,7 +9,7 @@ import torch
 from retrain.algorithms.graph.objective import Objective
 from retrain.config.loaded_config import LoadedConfig
 from retrain.errors import RetrainError
-from retrain.registry import Bound
+from retrain.registry import Component
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 
 _GROUPS, _PROMPT = 4, 3
@@ -75,9 +75,7 @@ def _credit(loaded: LoadedConfig) -> tuple[Objective, Batch, float]:
     batch = synthetic_batch(training.group_size, training.max_tokens)
     objective = loaded.objective(exact=False)
     needs_model = [
-        stage.name
-        for stage in loaded.pipeline.graph
-        if stage.component.stateful and not set(stage.component.needs) <= set(_RUN_SCALARS)
+        stage.name for stage in loaded.pipeline.graph if stage.stateful and not set(stage.needs) <= set(_RUN_SCALARS)
     ]
     batch = batch.replace(**{name: _stand_in(name, batch) for name in needs_model})
     given = frozenset((*needs_model, *POLICY_COLUMNS))
@@ -99,7 +97,7 @@ def _credit_and_loss(loaded: LoadedConfig) -> str:
     return f"loss {loss.item():.4g}, gradient norm {gradient.norm().item():.4g}, {kept:.0%} of rows informative"
 
 
-def depends_on_rows(term: Bound, objective: Objective) -> bool:
+def depends_on_rows(term: Component, objective: Objective) -> bool:
     """Return True if the values of a loss term on some rows change with the other rows that it is called with.
 
     The term is called on the synthetic batch whole and in two halves, as an update calls it on micro-batches. A term

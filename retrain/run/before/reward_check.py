@@ -196,7 +196,7 @@ def as_table(loaded: LoadedConfig, paid_forms: Sequence[Paid]) -> Table:
     judges = {
         name
         for name, entry in zip(paid_forms[0].values, loaded.rewards, strict=True)
-        if reward.traits_of(entry.bound.component).correctness
+        if reward.traits_of(entry.bound).correctness
     }
 
     # A reward may pay everything .2, so that 0 is what a wrong answer should get at most; or it may pay penalties.

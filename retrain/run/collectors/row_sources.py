@@ -88,7 +88,7 @@ def check_source_rows(context: RunContext, call: Call, given: Sequence[Rollout],
             raise call.fail(
                 f"take returned {count} of the {whole[group]} rollouts of group {group}; return all or none"
             )
-    brings = source_kind.traits_of(context.trained.plan.sources[call.name].component).brings
+    brings = source_kind.traits_of(context.trained.plan.sources[call.name]).brings
     prompts = dict[int, tuple[int, ...]]()
     for row in rows:
         if not isinstance(row, int) and (wrong := _misfit(context, row, brings, prompts)):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.algorithms.planning.planning_mask import advantage_split
 from retrain.errors import ComponentError
-from retrain.registry import KINDS, Bound, Component, find
+from retrain.registry import KINDS, Component, find
 from tests.algorithms.conftest import make_batch
 from tests.reference import credit
 
@@ -23,7 +23,7 @@ def component(kind, target, name=None, contract="columns", **traits):
 
 def pipeline(advantage="grpo", transforms=(), signals=None, given=GIVEN, *, algorithm=None, uncertainty=None, **more):
     first = algorithm or (find("advantage", advantage).bind() if isinstance(advantage, str) else advantage)
-    credit = [first, *(t if isinstance(t, Bound) else find("transform", t).bind() for t in transforms)]
+    credit = [first, *(t if isinstance(t, Component) else find("transform", t).bind() for t in transforms)]
     computed = {"uncertainty": uncertainty or find("uncertainty", "surprisal").bind()} | (signals or {})
     return Pipeline.resolve(credit, find("filter", "uninformative").bind(), computed.get, given=given, **more)
 
