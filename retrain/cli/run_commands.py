@@ -115,10 +115,16 @@ def _around(loaded: LoadedConfig, flags: tuple[str | None, float | None, str | N
 def _how_to_continue(directory: Path, file: Path, overrides: Sequence[str], options: Sequence[str]) -> str:
     """Return a message with the command that resumes an interrupted run, or restarts it if nothing is saved."""
     saved = sorted(path.name for path in (directory / "checkpoints").glob("step-*"))
-    newest = f"its newest checkpoint is {saved[-1]}" if saved else "it has no checkpoint yet"
-    words = ["retrain", "train", str(file), *(part for flag in overrides for part in ("--set", flag))]
-    resume = shlex.join([*words, *options, *(("--resume", "auto") if saved else ("--fresh",))])
-    return f"the run is in {directory}; {newest}; {'continue' if saved else 'start over'} with: {resume}"
+    words = ["retrain", "train", str(file), *(part for flag in overrides for part in ("--set", flag)), *options]
+    if saved:
+        state = f"the run is in {directory}; its newest checkpoint is {saved[-1]}; continue"
+        words += ["--resume", "auto"]
+    elif directory.exists():
+        state = f"the run is in {directory}; it has no checkpoint yet; start over"
+        words.append("--fresh")
+    else:
+        state = "nothing of the run is written yet; start it again"
+    return f"{state} with: {shlex.join(words)}"
 
 
 def _resume_mode(resume: str | None, default: str, fresh: bool) -> tuple[ExistingRun, Path | None]:

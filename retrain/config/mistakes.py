@@ -43,6 +43,8 @@ _MODEL_NAMES = ("name", "name_or_path", "model_name", "model_name_or_path")
 """Names of other trainers for `[model] path`. In other tables, `name` is a key of ours."""
 _SIMILARITY = 0.85
 """Least similarity of a misspelled key to one of another trainer, in [0, 1]."""
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+"""A key that TOML writes without quotes."""
 _LENGTHS = {"too_short": "give at least {min_length}", "too_long": "give at most {max_length}"}
 
 
@@ -278,11 +280,19 @@ def _advice(table: str, key: str, value: Any) -> str:
 
 
 def toml(value: Any) -> str:
-    """Format a value as in TOML."""
+    """Format a value as in TOML, tables in braces."""
     try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):  # dates, integers of thousands of digits, deep nesting
-        return str(value) if isinstance(value, date | time) else f"this {type(value).__name__}"
+        if isinstance(value, dict):
+            items = cast("dict[str, Any]", value).items()
+            pairs = [f"{key if _BARE_KEY.fullmatch(key) else json.dumps(key)} = {toml(item)}" for key, item in items]
+            return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(toml, cast('list[Any]', value)))}]"
+        # TOML writes dates, nan and inf as Python does. JSON differs, but has the same strings, numbers and booleans.
+        as_python = isinstance(value, date | time) or (isinstance(value, float) and not isfinite(value))
+        return str(value) if as_python else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):  # integers of thousands of digits, deep nesting
+        return f"this {type(value).__name__}"
 
 
 def _toml(value: Any) -> str:

@@ -173,6 +173,8 @@ def test_a_built_wheel_holds_every_recipe_and_its_data(tmp_path):
 
 
 def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
+    said = _how_to_continue(tmp_path / "none", Path("a.toml"), (), ())
+    assert said == "nothing of the run is written yet; start it again with: retrain train a.toml"
     said = _how_to_continue(tmp_path, Path("a.toml"), (), ())
     assert "it has no checkpoint yet; start over with: retrain train a.toml --fresh" in said
     for step in (5, 10):

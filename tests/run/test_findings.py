@@ -2,14 +2,14 @@
 
 import json
 import re
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.results import read
 from docs.measure import ROOT
 from retrain.config.schema import Config
-from retrain.registry import find, names
+from retrain.registry import Component, find, names
 from retrain.report.run_summary import status
 from retrain.run import findings
 from retrain.run.findings import FINDINGS, Evidence
@@ -22,8 +22,8 @@ NO_EVALUATION = "eval.problems=0"
 
 
 def component(name, **params):
-    found = find("reward", name) if name in names("reward") else None
-    return SimpleNamespace(name=name, component=found, params={"weight": 1.0, **params})
+    found = find("reward", name) if name in names("reward") else Component("reward", name, len, name)
+    return replace(found, params={"weight": 1.0, **params})
 
 
 def rollout(text="so 5", prompt="2+3=", reward=0.0, correct=False, cut=False, length=4):

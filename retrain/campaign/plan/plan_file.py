@@ -102,6 +102,7 @@ class Plan(Campaign):
         looks_declared: declaration of the looks; None if there are none now and were none when the first run started.
         seeds_reported: number of seeds in a report that was written before seeds were added without looks; None if
             that did not happen.
+        removed: labels of conditions that were taken out of the file after runs of theirs had started.
         ladder: pairs (condition, against) in which the first extends the second.
         control_of: control -> the condition that it is compared with, if that is not the baseline.
         cells: all runs.
@@ -118,6 +119,7 @@ class Plan(Campaign):
     declared: Declared | None = None
     looks_declared: LooksDeclared | None = None
     seeds_reported: Seed | None = None
+    removed: Annotated[tuple[str, ...], Array] = ()
     ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array] = ()
     control_of: dict[str, str] = Field(default_factory=dict[str, str])
     cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
@@ -199,10 +201,9 @@ def plan_of(loaded: LoadedCampaign, **history: Any) -> dict[str, Any]:
 
     Args:
         loaded: the campaign.
-        history: `declared`, `looks_declared` and `seeds_reported`, which depend on the earlier plan.json.
+        history: values that depend on the earlier plan.json; see `retrain.campaign.plan.declaration.history`.
     """
     return {
-        **dict.fromkeys(("declared", "looks_declared", "seeds_reported")),
         **history,
         "file": loaded.file,
         "folder": str(Path.cwd()),

@@ -138,7 +138,7 @@ class Results:
         with_result: what a report says of runs that are done: "finished", or "have a result" if their planned length is
             unknown.
         looks: seeds of each declared look, in the order in which they run; empty without looks.
-        late: sentences for the report if looks were declared, or seeds were added, only after runs had started.
+        late: sentences for the report if looks, seeds or conditions were changed after runs had started.
         units: why results of several tasks must not be averaged; "" if they may.
         steps_note: sentences about the step at which runs of different lengths are compared; "" for equal lengths.
     """

@@ -72,7 +72,7 @@ def read_campaign(directory: Path, task: str = "", outcome: Outcome | None = Non
 
 
 def _late(plan: Plan) -> str:
-    """Return sentences about looks that were declared, or seeds that were added, when results could be known."""
+    """Return sentences about looks, seeds and conditions that were changed when results could be known."""
     declared = plan.looks_declared
     sentences: list[str] = []
     if declared and declared["after"]:
@@ -81,6 +81,9 @@ def _late(plan: Plan) -> str:
     if plan.seeds_reported:
         change = "added" if len(plan.seed_list) > plan.seeds_reported else "changed"
         sentences.append(f"Seeds were {change} after a look, the report of {plan.seeds_reported} seeds.")
+    if plan.removed:
+        count = "a smaller family of comparisons is corrected"
+        sentences.append(f"Removed after runs of theirs had started, so that {count}: {', '.join(plan.removed)}.")
     return " ".join(sentences)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import tomli
 
-from retrain.campaign.plan.declaration import declare, declare_looks, seeds_reported
+from retrain.campaign.plan.declaration import history
 from retrain.campaign.plan.load_campaign import LoadedCampaign, free_tables
 from retrain.campaign.plan.plan_file import FILE, PLAN, REPORT, Job, jobs, plan_of, read_outcome, read_plan
 from retrain.config.document import show
@@ -144,13 +144,10 @@ def _write(path: Path, loaded: LoadedCampaign) -> None:
         run.mkdir(parents=True, exist_ok=True)
         if not (run / "config.resolved.json").exists():
             write_text(run / "config.toml", loaded.cell_toml(condition, seed))
-    history = {
-        "declared": declare(path, loaded),
-        "looks_declared": declare_looks(path, loaded),
-        "seeds_reported": seeds_reported(path, loaded),
-    }
+    # Before the campaign's file is replaced, of which a changed declaration keeps a copy.
+    plan = plan_of(loaded, **history(path, loaded))
     write_text(path / FILE, loaded.text)
-    write_text(path / PLAN, json.dumps(plan_of(loaded, **history), indent=2) + "\n")
+    write_text(path / PLAN, json.dumps(plan, indent=2) + "\n")
 
 
 def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:

@@ -147,6 +147,16 @@ def test_runs_of_a_removed_seed_still_count(plan):
     assert (late["after"], late["runs"], len(late["earlier"])) == (1, 19, 2)
 
 
+def test_a_condition_that_is_removed_after_its_run_has_started_is_named(plan):
+    condition = ('[[campaign.conditions]]\nlabel = "maxrl"\nadvantage_mode = "maxrl"\n', "")
+    assert plan(condition).plan.removed == plan().plan.removed == (), "nothing had started"
+    start(plan(), 1)
+    assert plan(condition).plan.removed == plan(condition).plan.removed == ("maxrl",)
+    said = "Removed after runs of theirs had started, so that a smaller family of comparisons is corrected: maxrl."
+    assert said in sentences.text(analyze([read_campaign(plan(condition).path)]))
+    assert plan().plan.removed == ()
+
+
 def test_a_claim_on_another_task_is_late(plan):
     tasks = ("seeds = 6", 'seeds = 6\ntasks = ["rare", "decoy"]\nclaim = "rare"')
     start(plan(tasks))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign.plan.declaration import history
 from retrain.campaign.plan.is_campaign import is_campaign
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.campaign.plan.plan_file import jobs, plan_of, read_plan
@@ -217,9 +218,9 @@ def test_the_command_that_repeats_a_campaign_means_the_same_runs(campaign, tmp_p
     created = create(campaign(text, f"logging.dir='{tmp_path}/my runs'", "campaign.name=again", "task.name=rare"))
     again = shlex.split(campaign_commands(created.path, read_campaign(created.path))[1])
     assert (again[:3], again[3::2]) == (["retrain", "campaign", str(tmp_path / "sweep.toml")], ["--set"] * 3)
-    assert json.loads(json.dumps(plan_of(load_campaign(again[2], again[4::2])))) == json.loads(
-        (created.path / "plan.json").read_text()
-    )
+    repeated = load_campaign(again[2], again[4::2])
+    plan = plan_of(repeated, **history(created.path, repeated))
+    assert json.loads(json.dumps(plan)) == json.loads((created.path / "plan.json").read_text())
 
 
 def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
