@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -76,6 +76,18 @@ class ConfigError(RetrainError):
             key, problem, fix: see `ConfigProblem`.
         """
         return cls([ConfigProblem(str(subject), 0, 0, key, problem, fix)])
+
+
+def raise_all(problems: Iterable[ConfigProblem], notes: Iterable[str] = ()) -> None:
+    """Raise ConfigError with the distinct problems, sorted by place, and the notes; return if there are no problems."""
+    # Several conditions, or evaluation sets, can have the same mistake, which is reported once.
+    distinct = dict.fromkeys(problems)
+    if not distinct:
+        return
+    error = ConfigError(sorted(distinct, key=lambda problem: (problem.file, problem.line, problem.column)))
+    for note in dict.fromkeys(notes):
+        error.add_note(note)
+    raise error
 
 
 class ComponentError(RetrainError):

@@ -53,6 +53,8 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     first = loaded.cell_config(loaded.conditions[0], seeds[0])
     spent, reached, sizes = _probe(first, config, loaded.settings.ranks, variables[0]) if probe else ({}, None, None)
     noise = spread(loaded, reached)
+    every = config.eval.every
+    often = f"every {every} steps" if every else "before the first step and after the last"
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
         "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
@@ -64,7 +66,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "seeds": seeds,
         "runs": runs,
         "steps": sum(condition.config.training.max_steps for condition in loaded.configs) * len(seeds),
-        "evaluation": _evaluation(config),
+        "evaluation": f"{config.eval.problems} held-out problems {often}",
         "executor": f"{loaded.executor.name}, {slots} at a time on this machine",
         "power": power(loaded.settings, comparisons, noise),
     }
@@ -118,19 +120,8 @@ def _disk(sizes: Sizes, config: Config, keep: str, runs: int, at_once: int) -> d
     }
 
 
-def _sizes(run: Path) -> Sizes:
-    """Measure the disk use of a run."""
-
-    def megabytes(folder: Path) -> float:
-        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
-
-    return Sizes(megabytes(run / "model"), max(map(megabytes, run.glob("checkpoints/step-*")), default=0.0))
-
-
-def _evaluation(config: Config) -> str:
-    """Describe the evaluations; with `every = 0` they take place only before the first step and after the last."""
-    every, ends = config.eval.every, "before the first step and after the last"
-    return f"{config.eval.problems} held-out problems {f'every {every} steps' if every else ends}"
+def _megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
 
 
 def measured(document: dict[str, Any], config: Config, ranks: int) -> dict[str, str]:
@@ -312,7 +303,7 @@ def _probe(
         wall = _timed(run, lambda: train(run, ranks, slot or {}, fresh_process))
         metrics = read_rows(run / "metrics.jsonl")
         evals = read_rows(run / "eval.jsonl")
-        sizes = _sizes(run)
+        sizes = Sizes(_megabytes(run / "model"), max(map(_megabytes, run.glob("checkpoints/step-*")), default=0.0))
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]
     # What is neither a step nor an evaluation is the start: imports, model, data. The slower evaluation counts, on the

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,9 +15,6 @@ from retrain.cli.arguments import File, Json, Overrides
 from retrain.errors import ConfigError, UserCodeError
 from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, warn
-
-if TYPE_CHECKING:
-    from retrain.config.loaded_config import LoadedConfig
 
 
 def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
@@ -104,7 +100,12 @@ def explain(
     campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
     # Before `report`, which imports torch.
     if bibtex:
-        return _bibliography(campaign.configs if campaign else (load(file, overrides or ()),))
+        from retrain.report.bibliography import entries
+
+        configs = campaign.configs if campaign else (load(file, overrides or ()),)
+        parts = [part for config in configs for part in config.slots.values()]
+        say("\n\n".join(entries([inspect.getdoc(part.target) or "" for part in parts])))
+        return
     if campaign is None:
         thread_waiting.spin_if_quiet()  # before plug-ins are loaded, which may import torch
         loaded = load(file, overrides or ())
@@ -171,10 +172,3 @@ def check_rewards(
     # A wrong form that is paid but does not count as right is marked, and no failure: partial credit is a choice.
     if set(holes) - set(allow or ()) or failed / count > loaded.config.reward_pool.max_failed:
         raise typer.Exit(UserCodeError.exit_code)
-
-
-def _bibliography(configs: Sequence[LoadedConfig]) -> None:
-    from retrain.report.bibliography import entries
-
-    parts = [bound for config in configs for bound in config.slots.values()]
-    say("\n\n".join(entries([inspect.getdoc(part.target) or "" for part in parts])))

@@ -20,9 +20,6 @@ from typing import Annotated, Any
 import tomli
 import typer
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from retrain.cli.arguments import Json
 from retrain.cli.config_commands import schema_text
@@ -34,8 +31,11 @@ from retrain.system.terminal import say
 
 SCHEMA = "retrain.schema.json"
 """The file beside a configuration that its `#:schema` line names."""
+_PACKAGES = ("transformers", "tokenizers", "safetensors", "pydantic", "wandb")
+"""Distributions whose versions `doctor` shows."""
 _FOR_DEVELOPERS = {"bench", "dev", "docs", "test"}
 """Extras that `doctor` leaves out."""
+_SKILL = Path("SKILL.md")
 _FOLDER = "name a file in a directory that you can write"
 
 
@@ -59,7 +59,11 @@ def init(
 ) -> None:
     """Write a commented configuration to start from, and next to it the schema with which editors complete keys."""
     if skill:
-        return _write_skill(Path("SKILL.md"), force)
+        _refuse_existing(_SKILL, force)
+        with writing(_SKILL, _FOLDER):
+            shutil.copyfile(_shipped("docs", "docs") / "skill.md", _SKILL)
+        say(f"wrote {_SKILL}; coding agents read it in this directory, or in a folder of skills")
+        return
     if plugin:
         return _write_plugin(plugin, str(file), force)
     templates = _templates()
@@ -103,14 +107,6 @@ def _write_plugin(kind: str, name: str, force: bool) -> None:
     needed = "" if find_spec("pytest") else "pip install pytest, then "
     test = f"{needed}python -m pytest test_{name}.py"
     say(f"wrote {', '.join(map(str, texts))}\nnext: {test}, then retrain train {name}.toml")
-
-
-def _write_skill(file: Path, force: bool) -> None:
-    """Write the page for coding agents."""
-    _refuse_existing(file, force)
-    with writing(file, _FOLDER):
-        shutil.copyfile(_shipped("docs", "docs") / "skill.md", file)
-    say(f"wrote {file}; coding agents read it in this directory, or in a folder of skills")
 
 
 def show_help(
@@ -275,26 +271,15 @@ def doctor(as_json: Json = False) -> None:
         with console.status(f"checking {name}") if console.is_terminal else nullcontext():
             facts[name] = _attempt(check)
         if not as_json:
-            _show(console, name, facts[name] if isinstance(facts[name], dict) else {"": facts[name]})
+            # A result of several parts has a line for each.
+            parts = facts[name] if isinstance(facts[name], dict) else {}
+            head = f"{name}:" if parts else f"{name}: {facts[name]}"
+            say("\n  ".join([head, *(f"{part}: {result}" for part, result in parts.items())]))
     if as_json:
         say(json.dumps(facts, indent=2))
     # Every other result may be fine for the user, but without this no run can start.
     if not facts["this directory"] == "writable":
         raise StorageError(f"{Path.cwd()} cannot be written; use a directory that you can write, or set [logging] dir")
-
-
-def _show(console: Console, name: str, facts: dict[str, Any]) -> None:
-    """Print the result of a check: a table with marks in a terminal, else a line."""
-    if not console.is_terminal:
-        say(f"{name}: {_listed(facts)}")
-        return
-    table = Table.grid(padding=(0, 1))
-    for key, value in facts.items():
-        text = str(value)
-        lacking, broken = text.startswith(("none", "cannot")) or "not installed" in text, text.startswith("broken")
-        mark, style = ("✗", "red") if broken else ("-", "dim") if lacking else ("✓", "green")
-        table.add_row(Text(mark, style), Text(key), Text(text, style if broken or lacking else ""))
-    console.print(Text(name, "bold"), Padding(table, (0, 0, 0, 2)))
 
 
 def _installed(kind: str, name: str) -> dict[str, Any]:
@@ -332,19 +317,11 @@ def _attempt(check: Callable[[], Any]) -> Any:
         return f"broken: {type(error).__name__}: {error}"
 
 
-def _python() -> str:
-    return f"{platform.python_version()} on {platform.platform()}"
-
-
 def _torch() -> dict[str, Any]:
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {"version": torch.__version__, "threads": torch.get_num_threads(), "GPUs": "; ".join(gpus) or "none"}
-
-
-def _packages() -> dict[str, str]:
-    return {name: _version(name) for name in ("transformers", "tokenizers", "safetensors", "pydantic", "wandb")}
 
 
 def _extras() -> dict[str, str]:
@@ -356,13 +333,11 @@ def _extras() -> dict[str, str]:
         if match and match[2] not in _FOR_DEVELOPERS:
             installed.setdefault(match[2], {})[match[1]] = _version(match[1])
     return {
-        extra: next(iter(versions.values())) if len({*versions.values()}) == 1 else _listed(versions)
+        extra: next(iter(versions.values()))
+        if len({*versions.values()}) == 1
+        else ", ".join(f"{name} {number}" for name, number in versions.items())
         for extra, versions in installed.items()
     }
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}: {value}" if key else str(value) for key, value in values.items())
 
 
 def _engines() -> dict[str, str]:
@@ -398,10 +373,10 @@ def _code_of_models() -> str:
 
 
 _CHECKS: dict[str, Callable[[], Any]] = {
-    "python": _python,
+    "python": lambda: f"{platform.python_version()} on {platform.platform()}",
     "processors": usable_cores,
     "torch": _torch,
-    "packages": _packages,
+    "packages": lambda: {name: _version(name) for name in _PACKAGES},
     "extras": _extras,
     "engines": _engines,
     "sandbox for code of models": _code_of_models,

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -55,11 +56,8 @@ def evaluate(
             row = _measured(context, out)
             say(json.dumps(row) if as_json else evaluation(row))
         return
-    context = reopen(run, overrides or (), only_warnings, "scored", trust=trust)
-    try:
+    with closing(reopen(run, overrides or (), only_warnings, "scored", trust=trust)) as context:
         row = _measured(context, out)
-    finally:
-        context.close()
     if as_json:
         say(json.dumps(row))
         return
@@ -95,16 +93,13 @@ def sample(
     thread_waiting.spin_if_quiet()
     from retrain.run.reopen import reopen
 
-    context = reopen(run, overrides or (), only_warnings, "sampler", trust=trust)
-    from retrain.tools.conversation import completions
+    with closing(reopen(run, overrides or (), only_warnings, "sampler", trust=trust)) as context:
+        from retrain.tools.conversation import completions
 
-    try:
         # An empty line is not a prompt.
         typed = (prompt.replace("\\n", "\n") for prompt in prompts or filter(str.strip, _typed("a prompt")))
         for text in completions(context, typed, count, temperature):
             say(f"{text}\n")
-    finally:
-        context.close()
 
 
 def play(
@@ -129,12 +124,9 @@ def play(
     from retrain.run.reopen import reopen
     from retrain.tools.play import by_model
 
-    context = reopen(target, overrides or (), only_warnings, "scored", trust=trust)
-    try:
+    with closing(reopen(target, overrides or (), only_warnings, "scored", trust=trust)) as context:
         for text in by_model(context, problem):
             say(text)
-    finally:
-        context.close()
 
 
 def _typed(item: str) -> Iterator[str]:
@@ -247,7 +239,9 @@ def status(
         while True:
             facts = [_facts(path) for path in folders]
             live.update(_picture(facts), refresh=True)
-            if not any(_is_active(row) for row in facts):
+            # A campaign has no state of its own, and its stopped runs go on when it does.
+            states = [row["state"] for run in facts for row in run.get("runs", [run])]
+            if not {"waiting", "running", "stopped"} & {*states}:
                 return
             time.sleep(_REFRESH_S)
 
@@ -285,15 +279,6 @@ def _picture(facts: list[dict[str, Any]]) -> RenderableType:
     return Group(
         *(Group(Text(shown(row["path"])), picture(row)) if "runs" in row else Group(*_lines(row)) for row in facts)
     )
-
-
-def _is_active(facts: dict[str, Any]) -> bool:
-    """Return True if a run, or any run of a campaign, has not ended."""
-    # A campaign has no state of its own.
-    if "runs" in facts:
-        # A stopped run goes on when its campaign does.
-        return any(row["state"] in ("waiting", "running", "stopped") for row in facts["runs"])
-    return facts["state"] == "running"
 
 
 def _lines(row: dict[str, Any]) -> Iterator[Text]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from retrain import registry
 from retrain.config.positions import KeyPath, leaves, positions
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError, ConfigProblem, raise_all
 from retrain.registry import Finding
 from retrain.registry.built_in import ALIASES, ALTERNATIVES
 from retrain.system.files import expanded
@@ -99,14 +99,7 @@ class Document:
 
     def stop(self) -> None:
         """Raise ConfigError with all errors, in the order of the file, if there are any."""
-        if not self.problems:
-            return
-        # Several evaluation sets can have the same mistake, which is reported once.
-        in_order = sorted(dict.fromkeys(self.problems), key=lambda problem: (problem.line, problem.column))
-        error = ConfigError(in_order)
-        for trace in self.traces:
-            error.add_note(trace)
-        raise error
+        raise_all(self.problems, self.traces)
 
     def move_aliases(self) -> None:
         """Move the values of key aliases to their canonical keys; their places keep the key as typed."""

@@ -33,17 +33,14 @@ def parity(context: RunContext, collection: Collection, timer: PhaseTimer) -> Me
     # The coarser rounding of the two explains the difference.
     sampler, trainer = context.sampler.tolerance, tolerance_of(context.trained.policy.settings.dtype)
     with timer("parity"):
-        batch = _fresh(context, collection) if settings.ahead else _without_stored(collection)
+        batch = collection.batch
+        assert batch is not None, "a rollout is kept"
+        if settings.ahead:
+            batch = _fresh(context, collection)
+        elif collection.stored:  # other weights sampled these rows, and expert rows
+            batch = batch.rows(torch.arange(len(collection.kept), device=batch.group_ids.device))
         limit = settings.parity_tolerance or max(sampler, trainer)
         return check_parity(context.trained.policy, batch, limit, exact=sampler < trainer)
-
-
-def _without_stored(collection: Collection) -> Batch:
-    """Return the batch without stored rollouts and expert rows, which other weights sampled."""
-    assert collection.batch is not None
-    if not collection.stored:
-        return collection.batch
-    return collection.batch.rows(torch.arange(len(collection.kept), device=collection.batch.group_ids.device))
 
 
 def _fresh(context: RunContext, collection: Collection) -> Batch:

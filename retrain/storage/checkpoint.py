@@ -105,7 +105,10 @@ def save(root: Path, step: int, state: State, keep: int, ranks: Ranks = ALONE) -
 
     def publish() -> None:
         with writing(final, _FIX):
-            _write_manifest(stage, step, files)
+            kind = SHARDED if any(_RANK.search(name) for name in files) else FORMAT
+            manifest = {"format": kind, "step": step, "files": dict(sorted(files.items()))}
+            # Written last, so that a directory left by a killed process has no manifest and is not a checkpoint.
+            (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
             publication.close()
         # A replaced checkpoint (.old) is redundant now and must not count toward `keep`.
         current = [path for path in every(root) if not path.name.endswith(".old")]
@@ -272,13 +275,6 @@ def _write(stage: Path, state: State, ranks: Ranks) -> dict[str, _FileEntry]:
         for file in written:  # rank 0 flushes the folder, but only on its own machine
             sync(file)
     return {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in written}
-
-
-def _write_manifest(stage: Path, step: int, files: Mapping[str, _FileEntry]) -> None:
-    kind = SHARDED if any(_RANK.search(name) for name in files) else FORMAT
-    # Written last, so that a directory left by a killed process has no manifest and is not a checkpoint.
-    manifest = {"format": kind, "step": step, "files": dict(sorted(files.items()))}
-    (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def _load_tensors(path: Path, names: list[str]) -> dict[str, Tensor | CheckpointRows]:

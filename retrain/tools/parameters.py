@@ -9,7 +9,6 @@ from retrain.config.binder import Binder
 from retrain.config.document import Document
 from retrain.config.mistakes import catalog, unknown_key
 from retrain.config.slots import Slot
-from retrain.errors import ConfigError
 from retrain.registry import Component, find, table_schema
 
 
@@ -25,7 +24,7 @@ class Parameters:
     def __init__(self, overrides: Sequence[str] = ()) -> None:
         self._document = Document("--set")
         self._document.override_all(overrides)
-        self._stop()
+        self._document.stop()
         self._readers: dict[str, list[Component]] = {}
 
     def bind(self, kind: str, name: str, /, **given: Any) -> Component:
@@ -47,8 +46,8 @@ class Parameters:
             # What the user sets outranks what the command gives.
             table |= {key: value for key, value in component.takes(given).items() if key not in table}
         bound = Binder(self._document, load_catalog=self._known).bind(Slot(kind, name, (kind,)))
-        self._stop()
-        assert bound is not None, "_stop raises if the component is invalid"
+        self._document.stop()
+        assert bound is not None, "stop raises if the component is invalid"
         return bound
 
     def refuse_unread(self) -> None:
@@ -62,13 +61,8 @@ class Parameters:
             read = {key for reader in self._readers[table] for key in reader.takes(values)}
             for key in [key for key in values if key not in read]:
                 self._document.refuse((table, key), *unknown_key((table, key), None, keys, {}))
-        self._stop()
+        self._document.stop()
 
     def _known(self) -> dict[tuple[str, ...], list[str]]:
         """Return the keys of the tables of all components bound so far."""
         return catalog({table: table_schema(readers) for table, readers in self._readers.items()})
-
-    def _stop(self) -> None:
-        """Raise ConfigError with all errors so far, if there are any."""
-        if self._document.problems:
-            raise ConfigError(self._document.problems)

@@ -27,7 +27,7 @@ from retrain.config.preset_keys import apply_preset, names_file
 from retrain.config.reported_metrics import result_problem
 from retrain.config.rules.unread_keys import judged
 from retrain.config.slots import Slot
-from retrain.errors import ConfigError, ConfigProblem, did_you_mean
+from retrain.errors import ConfigError, ConfigProblem, did_you_mean, raise_all
 from retrain.registry import Component
 from retrain.run.before.data_checks import check_data
 from retrain.system.files import expanded
@@ -117,7 +117,7 @@ class LoadedCampaign:
                 check_data(config)
             except ConfigError as error:
                 problems |= dict.fromkeys(error.problems)
-        _stop(list(problems), ())
+        raise_all(problems)
 
     def cell_config(self, condition: Condition, seed: int) -> dict[str, Any]:
         """Return the complete configuration of one run as TOML data, without keys that only other conditions read."""
@@ -180,8 +180,8 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
             notes += getattr(error, "__notes__", ())
     complete = len(configs) == len(compared)
     mistakes, odd = judged(_unread(configs) if complete else [], len(overrides) > len(of_campaign))
-    _stop([*problems, *(_duplicates(compared, configs, source) if complete else ()), *mistakes], notes)
-    assert executor is not None, "_stop raises if the executor is invalid"
+    raise_all([*problems, *(_duplicates(compared, configs, source) if complete else ()), *mistakes], notes)
+    assert executor is not None, "raise_all raises if the executor is invalid"
     found_in_runs = [warning for config in configs for warning in config.warnings]
     warnings = tuple(dict.fromkeys([*found_in_runs, *odd, *_without_effect(settings, source, configs)]))
     return LoadedCampaign(
@@ -337,14 +337,9 @@ def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | Non
     return data
 
 
-def tracker_tables() -> list[str]:
-    """Return the tables of all registered trackers; they do not affect the result of a run."""
-    return [tracker.table for tracker in registry.components("tracker")]
-
-
 def free_tables() -> list[str]:
     """Return the tables that may change after a run was started, because they do not change its result."""
-    return ["logging", "checkpoint", *tracker_tables()]
+    return ["logging", "checkpoint", *(tracker.table for tracker in registry.components("tracker"))]
 
 
 def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[KeyPath, ConfigProblem]]:
@@ -394,7 +389,7 @@ def _duplicates(
     for condition, config in zip(compared, configs, strict=True):
         facts = config.resolved()
         # What [algorithm] names is among the components, under the name that the file happens to use.
-        for free in ("logging", "algorithm", *tracker_tables()):
+        for free in ("algorithm", *free_tables()):
             facts.pop(free, None)
         facts["components"].pop("tracker", None)
         first = seen.setdefault(json.dumps(facts, sort_keys=True), condition.label)
@@ -402,15 +397,3 @@ def _duplicates(
             text = f"condition {condition.label!r} is the same run as {first!r}"
             problems.append(source.at(condition.at, text, "change or remove one of the two"))
     return problems
-
-
-def _stop(problems: Sequence[ConfigProblem], notes: Sequence[str]) -> None:
-    """Raise ConfigError with the problems, sorted by place, and the notes; return if there are no problems."""
-    if not problems:
-        return
-    error = ConfigError(
-        sorted(dict.fromkeys(problems), key=lambda problem: (problem.file, problem.line, problem.column))
-    )
-    for note in dict.fromkeys(notes):
-        error.add_note(note)
-    raise error

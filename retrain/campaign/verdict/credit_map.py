@@ -120,8 +120,8 @@ def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float
     )
     batch = with_turns(batch, [row.get("turns", ()) for row in rows])
     for column, name in kept.items():
-        if "/" in name:  # a metric; version 0.1 stored it under the name of the column
-            value: Any = float(metrics.get(name, metrics.get(column, 0.0)))
+        if "/" in name:  # a metric
+            value: Any = float(metrics.get(name, 0.0))
         else:
             value = padded([row.get(name) or [] for row in rows], mask, mask.dtype)
         batch = batch.replace(**{column: value})

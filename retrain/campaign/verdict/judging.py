@@ -69,7 +69,7 @@ class Contrast(NamedTuple):
 
     def of_seeds(self, seeds: Collection[int]) -> Contrast:
         """Return the contrast over some seeds only."""
-        return self._replace(results=self.results.of_seeds(seeds))
+        return self._replace(results=self.results.without(lambda cell: cell.seed not in seeds))
 
 
 @dataclass(frozen=True)

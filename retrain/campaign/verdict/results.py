@@ -5,7 +5,7 @@ A failed, missing or unfinished cell stays in the table with its reason; it has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -230,10 +230,6 @@ class Results:
     def without(self, dropped: Callable[[Cell], bool]) -> Results:
         """Return the results without some cells."""
         return replace(self, cells={run: cell for run, cell in self.cells.items() if not dropped(cell)})
-
-    def of_seeds(self, seeds: Collection[int]) -> Results:
-        """Return the results of some seeds."""
-        return self.without(lambda cell: cell.seed not in seeds)
 
     def with_failures(self) -> Results:
         """Return the table with every failed run counted as the worst value that any run has."""

@@ -65,7 +65,9 @@ def runs_of_file(file: Path, rows: Sequence[ResultRow], outcome: Outcome) -> lis
         without_steps = {run for run in runs if (task, *run) in kept and kept[task, *run][0][0].step is None}
         compared, note = at_common_step(of_task, without_steps)
         _check_problems(file, compared)
-        notes = [*_named_notes([note for run, (_, note) in kept.items() if note and run[0] == task]), note]
+        back = [sentence for run, (_, sentence) in kept.items() if sentence and run[0] == task]
+        more = [f"{plural(len(back) - _NAMED, 'more run')} go back as well."] if len(back) > _NAMED else []
+        notes = [*back[:_NAMED], *more, note]
         name = f"comparison: {task}" if task else "comparison"
         words = {"task": task, "with_result": "have a result", "steps_note": " ".join(filter(None, notes))}
         tables.append(results_of(name, at_shared_steps(compared), outcome=outcome, **words))
@@ -98,11 +100,6 @@ def _last_attempt(run: RunKey, rows: Sequence[ResultRow], metric: str) -> tuple[
     name = f"{run[1]} seed {run[2]}"
     sentence = f"{name} goes back {notes[0]}: {plural(len(dropped), 'row')} of an abandoned attempt left out."
     return [row for index, row in enumerate(rows) if index not in dropped], sentence
-
-
-def _named_notes(notes: Sequence[str]) -> list[str]:
-    more = [f"{plural(len(notes) - _NAMED, 'more run')} go back as well."] if len(notes) > _NAMED else []
-    return [*notes[:_NAMED], *more]
 
 
 def _check_order(
