@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from retrain.campaign.plan.is_campaign import is_campaign
 from retrain.cli.arguments import File, Json, Overrides
+from retrain.config.load import load
 from retrain.errors import ConfigError, UserCodeError
 from retrain.system.process import thread_waiting
 from retrain.system.terminal import say, warn
@@ -23,8 +24,6 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     Print one line per error, with file:line:column, key, problem and fix. Exit codes: 0 valid, 2 errors, 3 if all
     errors are in the data.
     """
-    from retrain.campaign.plan.is_campaign import is_campaign
-    from retrain.config.load import load
     from retrain.run.before.data_checks import check_data
 
     runs = ""
@@ -57,9 +56,7 @@ def schema(
     file: Annotated[Path | None, typer.Argument(help="Add the tables of the components that this file names.")] = None,
 ) -> None:
     """Print the JSON Schema of a configuration, including the tables of all registered components."""
-    from retrain.campaign.plan.is_campaign import is_campaign
     from retrain.campaign.plan.load_campaign import load_campaign
-    from retrain.config.load import load
 
     if file is not None:
         # Loading registers the components that the file names.
@@ -81,31 +78,20 @@ def explain(
     as_json: Json = False,
     ranks: Annotated[int, typer.Option(min=1, help="World size for which to show the memory of each rank.")] = 1,
     measure: Annotated[bool, typer.Option("--measure", help="Train two steps, and show time and memory.")] = False,
-    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print only the papers of its parts, as BibTeX.")] = False,
 ) -> None:
     """Show what a configuration will do: pipeline, batch sizes, memory, and the origin of each component.
 
     Credit and loss are computed for a small synthetic batch; exit code 2 if they fail. For a campaign, its runs are
     shown, and the facts of its baseline.
     """
-    from retrain.campaign.plan.is_campaign import is_campaign
     from retrain.campaign.plan.load_campaign import load_campaign
     from retrain.campaign.preview import measured, preview
     from retrain.campaign.preview import render as render_campaign
     from retrain.config.document import read
-    from retrain.config.load import load
     from retrain.run.before.explain import explain as report
     from retrain.run.before.explain import render
 
     campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
-    # Before `report`, which imports torch.
-    if bibtex:
-        from retrain.report.bibliography import entries
-
-        configs = campaign.configs if campaign else (load(file, overrides or ()),)
-        parts = [part for config in configs for part in config.slots.values()]
-        say("\n\n".join(entries([inspect.getdoc(part.target) or "" for part in parts])))
-        return
     if campaign is None:
         thread_waiting.spin_if_quiet()  # before plug-ins are loaded, which may import torch
         loaded = load(file, overrides or ())
@@ -143,7 +129,6 @@ def check_rewards(
     """
     from rich.progress import track
 
-    from retrain.config.load import load
     from retrain.run.before.reward_check import FORMS, as_table
     from retrain.run.before.reward_check import check_rewards as check
 

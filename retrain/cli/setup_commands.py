@@ -22,7 +22,6 @@ import typer
 from rich.console import Console
 
 from retrain.cli.arguments import Json
-from retrain.cli.config_commands import schema_text
 from retrain.errors import ConfigError, StorageError, did_you_mean
 from retrain.system import bubblewrap
 from retrain.system.files import writing
@@ -79,6 +78,8 @@ def init(
     text = templates[template].read_text(encoding="utf-8").replace(f"configs/{template}.toml", "FILE")
     # An installed package has the data of recipes in another folder.
     text = text.replace('"configs/data/', f'"{_recipes()}/data/')
+    from retrain.cli.config_commands import schema_text  # imported late, because it takes longer than other commands
+
     with writing(file, _FOLDER):
         # Taplo, the language server for TOML, reads the first line.
         file.write_text(f"#:schema {SCHEMA}\n" + text.replace("FILE", str(file)), encoding="utf-8")

@@ -23,8 +23,6 @@ from retrain.system.masking import HIDDEN, literal_secrets
 
 _PARSER_ERRORS = (ValueError, RecursionError)
 """Raised by Python for integers of thousands of digits, and by tomli for hundreds of levels of nesting."""
-_MAX_PARTS, _MAX_CHAIN = 32, 100
-"""Largest number of parts of an overridden key, and of files that extend each other; Python's recursion has a limit."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
 PRESET_KEY: KeyPath = ("algorithm", "algorithm_mode")
@@ -130,8 +128,6 @@ class Document:
         flag = f"--set {name}={HIDDEN}" if secret else f"--set {text}"
         if not equals:
             problem = "the value is missing"
-        elif len(path) > _MAX_PARTS:
-            problem = f"the key has {len(path)} parts"
         else:
             # Tables that the flag creates have its place too.
             around = [path[:depth] for depth in range(1, len(path) + 1)]
@@ -262,8 +258,6 @@ def _over_bases(document: Document, chain: tuple[Path, ...]) -> Document:
     if path is None or not isfile(path):
         problem = f'there is no file "{path}"' if path else "must be the path of a TOML file"
         raise ConfigError([document.at(at, problem, 'write extends = "base.toml", relative to this file')])
-    if len(chain) > _MAX_CHAIN:
-        raise ConfigError([document.at(at, f"more than {_MAX_CHAIN} files extend each other", "merge some of them")])
     # Resolved, so that a cycle through a symbolic link is found.
     if path.resolve() in chain:
         raise ConfigError([document.at(at, f'"{value}" extends this file in turn', "break the cycle")])

@@ -281,18 +281,15 @@ def _advice(table: str, key: str, value: Any) -> str:
 
 def toml(value: Any) -> str:
     """Format a value as in TOML, tables in braces."""
-    try:
-        if isinstance(value, dict):
-            items = cast("dict[str, Any]", value).items()
-            pairs = [f"{key if _BARE_KEY.fullmatch(key) else json.dumps(key)} = {toml(item)}" for key, item in items]
-            return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(map(toml, cast('list[Any]', value)))}]"
-        # TOML writes dates, nan and inf as Python does. JSON differs, but has the same strings, numbers and booleans.
-        as_python = isinstance(value, date | time) or (isinstance(value, float) and not isfinite(value))
-        return str(value) if as_python else json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):  # integers of thousands of digits, deep nesting
-        return f"this {type(value).__name__}"
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        pairs = [f"{key if _BARE_KEY.fullmatch(key) else json.dumps(key)} = {toml(item)}" for key, item in items]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, cast('list[Any]', value)))}]"
+    # TOML writes dates, nan and inf as Python does. JSON differs, but has the same strings, numbers and booleans.
+    as_python = isinstance(value, date | time) or (isinstance(value, float) and not isfinite(value))
+    return str(value) if as_python else json.dumps(value, ensure_ascii=False)
 
 
 def _toml(value: Any) -> str:

@@ -142,10 +142,7 @@ def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[
 
 def _drawn(metrics: Sequence[MetricsRow]) -> list[tuple[str, Metric]]:
     """Return (name, metric) of the curves: the metrics to watch first, those that vary, and those of components."""
-    values: dict[str, set[float]] = {}
-    for row in metrics:
-        for key in (key for key in row if "/" in key):
-            values.setdefault(key, set()).add(float(row[key]))
+    values = _values(metrics)
     rows = {key: find_metric(key) or Metric(key, "reported by a component") for key in values}
     # A single part is the reward itself, which has a chart.
     several_parts = sum(metric.name == _REWARD_PART for metric in rows.values()) > 1
@@ -153,7 +150,7 @@ def _drawn(metrics: Sequence[MetricsRow]) -> list[tuple[str, Metric]]:
     def is_drawn(key: str, metric: Metric) -> bool:
         if metric.name == _REWARD_PART:
             return several_parts
-        return metric.first or metric.group == "components" or bool(metric.title and len(values[key]) > 1)
+        return metric.first or metric.group == "components" or bool(metric.title and len({*values[key]}) > 1)
 
     # The registry keeps related metrics together, and so do the curves.
     places = {name: index for index, name in enumerate(registry())}
@@ -164,10 +161,6 @@ def _drawn(metrics: Sequence[MetricsRow]) -> list[tuple[str, Metric]]:
 
 def _ranges(metrics: Sequence[MetricsRow]) -> Table:
     """Return a table of all metrics of the run: the first and last value, and the smallest and largest one."""
-    values: dict[str, list[float]] = {}
-    for row in metrics:
-        for key in (key for key in row if "/" in key):
-            values.setdefault(key, []).append(float(row[key]))
     return Table.of(
         [
             {
@@ -179,7 +172,7 @@ def _ranges(metrics: Sequence[MetricsRow]) -> Table:
                 "steps": f"{len(values_of_key):,}",
                 "meaning": (find_metric(key) or Metric(key, "")).meaning.replace("`", ""),
             }
-            for key, values_of_key in sorted(values.items())
+            for key, values_of_key in sorted(_values(metrics).items())
         ]
     )
 
@@ -248,6 +241,16 @@ def _described(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
+
+
+def _values(metrics: Sequence[MetricsRow]) -> dict[str, list[float]]:
+    """Return the values of each metric, in the order of the steps."""
+    values: dict[str, list[float]] = {}
+    for row in metrics:
+        # Only "step" has no slash in its name.
+        for key in (key for key in row if "/" in key):
+            values.setdefault(key, []).append(float(row[key]))
+    return values
 
 
 def _total(rows: Sequence[MetricsRow], key: str) -> float:

@@ -14,7 +14,7 @@ from retrain.data.rows import RowTask
 from retrain.errors import DataError, StorageError
 from retrain.protocols import Task
 from retrain.system.extras import library
-from retrain.system.files import write_bytes
+from retrain.system.files import write_bytes, writing
 from retrain.types import Problem, messages_of
 
 DataRow = dict[str, Any]
@@ -182,16 +182,14 @@ def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> No
         StorageError: the directory cannot be written, a file's name is taken by a directory, or a file exists with
             other contents and `force` is False.
     """
-    places = {folder / name: data for name, data in files.items()}
-    try:
-        for path, data in places.items():
+    contents = {folder / name: data for name, data in files.items()}
+    with writing(folder, "choose another --out"):
+        for path, data in contents.items():
             # Every file is checked before the first is written, so that a refusal changes nothing.
             if path.is_dir():
                 raise StorageError(f"{path} is a directory, and a file needs this name; choose another --out")
             if path.exists() and not force and path.read_bytes() != data:
                 raise StorageError(f"{path} exists already with other contents; use --force to overwrite it")
         folder.mkdir(parents=True, exist_ok=True)
-        for path, data in places.items():
+        for path, data in contents.items():
             write_bytes(path, data)
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror or error}; choose another --out") from error

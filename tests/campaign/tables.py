@@ -112,7 +112,7 @@ def write_cell(
     rows, last = [], evaluated[-1]
     for step in range(last):
         row = {"step": step, "reward/mean": 0.3, "rollout/completions": 128.0, "tokens/sampled": 2400.0 + seed * 8}
-        rows.append(row | {"time/step_s": 0.15 + 0.01 * rng.random(), "sepa_lambda": min(step / 100, 1.0)})
+        rows.append(row | {"time/step_s": 0.15 + 0.01 * rng.random(), "sepa/lambda": min(step / 100, 1.0)})
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evals = [evaluation(step, final, rng) for step in evaluated]
     evals[-1]["accuracy"] = final

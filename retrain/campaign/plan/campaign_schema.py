@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from retrain.campaign.plan.outcome import Goal, Margin, Outcome
 from retrain.config.schema import Array, Count, Natural, Params, Section, Seed
@@ -94,19 +94,12 @@ class Campaign(Section):
     """Files of a finished run that are kept. "metrics": metrics, evaluations and rollouts; "model": also the final
     model; "all": also the checkpoints. A stopped or failed run keeps its checkpoints."""
 
-    @field_validator("seeds")
+    @field_validator("seeds", "tasks")
     @classmethod
-    def _distinct(cls, seeds: int | tuple[int, ...]) -> int | tuple[int, ...]:
-        if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
-            raise ValueError("a seed is listed twice")
-        return seeds
-
-    @field_validator("tasks")
-    @classmethod
-    def _each_once(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(tasks)) < len(tasks):
-            raise ValueError("a task is listed twice")
-        return tasks
+    def _distinct(cls, values: Any, field: ValidationInfo) -> Any:
+        if isinstance(values, tuple) and len({*values}) < len(cast("tuple[Any, ...]", values)):
+            raise ValueError(f"a {str(field.field_name).removesuffix('s')} is listed twice")
+        return cast("Any", values)
 
     @model_validator(mode="after")
     def _measurable(self) -> Campaign:

@@ -149,9 +149,6 @@ def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
         if not isinstance(values, list) or not values:
             source.refuse(at, "an axis must be a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
             continue
-        if len(values) > _MAX_CONDITIONS:
-            source.refuse(at, f"the axis has {len(values)} values", f"use at most {_MAX_CONDITIONS}")
-            continue
         for index, value in enumerate(values):
             for leaf, fix in owned(path, value, settings):
                 source.refuse((*at, *leaf[len(path) :]), "the campaign sets this", fix)
