@@ -170,7 +170,7 @@ def main() -> int:
     """Try N mutants of a package; prints those that survive and the share that dies."""
     parser = argparse.ArgumentParser()
     parser.add_argument("package", type=Path)
-    parser.add_argument("--marks", default="not slow and not repository")
+    parser.add_argument("--marks", required=True, help="the tests that may notice: those of make test")
     parser.add_argument("-n", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=200, help="tests that are run for one mutant")
