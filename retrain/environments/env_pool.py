@@ -223,7 +223,7 @@ class EnvWorker(Env):
         if self._worker is not None and self._history:
             # A lost worker has no episode left to close.
             with suppress(CallLost):
-                await self._worker.call(("close", self._key), _answer)
+                await self._worker.call(("close", self._key))
         if self._worker_key is self:
             self._pool.workers.release(self)
         self._history = []
@@ -256,7 +256,7 @@ class EnvWorker(Env):
             if failure := await self._replay(worker):
                 return self._failed(failure)
             self._worker = worker
-        answer, digest = await worker.call(body, _hashed_answer)
+        answer, digest = _hashed_answer(await worker.call(body))
         if "MemoryError" in answer.detail:  # perhaps of other episodes, or of garbage
             worker.retire()
             if self._pool.launch.threads > 1 and self._worker_key is not self:
@@ -276,7 +276,7 @@ class EnvWorker(Env):
             return "was lost with its process, and cannot be replayed"
         self._pool.replayed += 1
         for body, digest in self._history:
-            if (await worker.call(body, _hashed_answer))[1] != digest:
+            if _hashed_answer(await worker.call(body))[1] != digest:
                 return "is not deterministic: a replay with the same seed gave another observation"
         return ""
 

@@ -281,7 +281,7 @@ class _RewardWorkers:
                 lambda: [evaluate(self._local[number], items) for number, items in calls]
             )
         answers = await self._workers.call_all(
-            calls, lambda _, answer: [RewardResult(*fields) for fields in answer], _spent
+            calls, lambda answer: [RewardResult(*fields) for fields in answer], _spent
         )
         return [
             answer if isinstance(answer, list) else self._lost(call, answer)

@@ -1,7 +1,7 @@
 """Pool of worker processes that answer calls, each with its own deadline.
 
-A call is a pickle, because the worker trusts its parent. An answer is a line of JSON, `[number of the call, answer]`,
-because the parent does not trust the code in the worker. The parent ends a worker that sends any other line.
+A call is a pickle, an answer a line of JSON, `[number of the call, answer]`. Only `retrain.system.worker_process` has
+the worker's end of the pipe, so that the parent takes every line for such an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from retrain.system.worker_process import WorkerProcess, WorkerSpec, start_worke
 T = TypeVar("T")
 
 _START_TIMEOUT_S = 120.0
-_MAX_ANSWER = 1 << 20
 _CHUNK = 32
 """Maximum number of independent calls that a worker gets at once."""
 _EXIT_POLLS, _EXIT_POLL_S = 1000, 0.005
@@ -55,13 +54,11 @@ class _Call:
     """A call that waits for its answer.
 
     Attributes:
-        future: completed with the parsed answer, or with CallLost.
-        parse: turns the answer into the future's result; raises ValueError if the answer is invalid.
+        future: completed with the answer, or with CallLost.
         deadline: time limit of the call, in the time of the event loop; None until the worker starts the call.
     """
 
     future: asyncio.Future[Any]
-    parse: Callable[[Any], Any]
     deadline: float | None = None
 
 
@@ -83,8 +80,7 @@ class Usage:
 class WorkerConnection(asyncio.Protocol):
     """The parent's end of the pipe to one worker.
 
-    The worker handles up to `WorkerSpec.at_once` calls concurrently, oldest first. Callbacks that parse
-    answers catch all exceptions, because the event loop would only log an exception and close the pipe.
+    The worker handles up to `WorkerSpec.at_once` calls concurrently, oldest first.
 
     Attributes:
         ready: future of the answer to the first call, `hello`.
@@ -95,7 +91,7 @@ class WorkerConnection(asyncio.Protocol):
         self._process, self._usage, self._spec = process, usage, process.spec
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Any] = self._loop.create_future()
-        hello = _Call(self.ready, lambda answer: answer, self._loop.time() + _START_TIMEOUT_S)
+        hello = _Call(self.ready, self._loop.time() + _START_TIMEOUT_S)
         self._open: dict[int, _Call] = {0: hello}
         self._next_number, self._first_unsent, self._unsent = 1, 1, list[bytes]()
         self._unread, self._busy_since, self._has_answered = b"", 0.0, False
@@ -122,14 +118,9 @@ class WorkerConnection(asyncio.Protocol):
         self._transport = transport
         transport.write(pickle.dumps((self._spec.memory_mb, self._spec.seconds, self._spec.hello)))
 
-    def call(self, body: Any, parse: Callable[[Any], T]) -> asyncio.Future[T]:
-        """Send a call and return a future of its result.
-
-        Args:
-            body: the call; it is pickled.
-            parse: turns the answer into the result. If it raises, the answer is invalid and the worker is killed.
-        """
-        call = _Call(self._loop.create_future(), parse)
+    def call(self, body: Any) -> asyncio.Future[Any]:
+        """Pickle and send a call, and return a future of its answer."""
+        call = _Call(self._loop.create_future())
         if self.lost is not None:
             _fail(call, CallLost(self.lost.kind, str(self.lost), guilty=False))
             return call.future
@@ -173,42 +164,17 @@ class WorkerConnection(asyncio.Protocol):
         self._timer = self._loop.call_at(min(deadlines.values()), self._check_deadlines) if deadlines else None
 
     def data_received(self, data: bytes) -> None:
-        """Handle answers, one per line.
-
-        Answers before an invalid line are accepted first, so only calls that are still open can be guilty.
-        """
+        """Complete the calls that are answered, one per line."""
         *lines, self._unread = (self._unread + data).split(b"\n")
-        try:
-            if len(self._unread) > _MAX_ANSWER:
-                raise ValueError("it sent an answer without an end")
-            for line in lines:
-                self._handle_answer(line)
-        except _SecondAnswerError as error:
-            # Without threads, code of an earlier call sent it, so no open call is guilty.
-            threads = self._spec.at_once > 1
-            self._lose("crashed", f"ended its process ({error})", None if threads else set())
-        except Exception as error:
-            self._lose("crashed", f"ended its process ({error})")
-        else:
-            self._set_deadlines()
-
-    def _handle_answer(self, line: bytes) -> None:
-        """Complete the call that a line answers; raise ValueError if the line is invalid."""
-        try:
+        for line in lines:
             number, answer = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
-            raise ValueError("it sent an invalid answer") from None
-        if type(number) is not int or number not in islice(self._open, self._spec.at_once):
-            if type(number) is int and 0 < number < self._next_number and number not in self._open:
-                raise _SecondAnswerError("it answered a call twice")
-            raise ValueError("it sent an answer to no call")
-        result = self._open[number].parse(answer)
-        call = self._open.pop(number)
-        self._has_answered = self._has_answered or number > 0
-        if number and not self._open:
-            self._usage.seconds += self._loop.time() - self._busy_since
-        if not call.future.done():  # the caller may have been cancelled
-            call.future.set_result(result)
+            call = self._open.pop(number)
+            self._has_answered = self._has_answered or number > 0
+            if number and not self._open:
+                self._usage.seconds += self._loop.time() - self._busy_since
+            if not call.future.done():  # the caller may have been cancelled
+                call.future.set_result(answer)
+        self._set_deadlines()
 
     def eof_received(self) -> None:
         """Stop sending calls when the worker closes its pipe; a later call must not be blamed for it."""
@@ -261,10 +227,6 @@ class WorkerConnection(asyncio.Protocol):
         self._open.clear()
         self._transport.abort()
         self._process.kill()
-
-
-class _SecondAnswerError(ValueError):
-    pass
 
 
 def _fail(call: _Call, lost: CallLost) -> None:
@@ -337,7 +299,7 @@ class WorkerPool:
         raise UserCodeError(f"loading {what} raised {rest[0]}\n{rest[2]}")
 
     async def call_all(
-        self, bodies: Sequence[Any], parse: Callable[[int, Any], T], spent: Callable[[T], bool] = lambda _: False
+        self, bodies: Sequence[Any], parse: Callable[[Any], T], spent: Callable[[T], bool] = lambda _: False
     ) -> list[T | CallLost]:
         """Distribute independent calls over the workers.
 
@@ -346,7 +308,7 @@ class WorkerPool:
 
         Args:
             bodies: the calls.
-            parse: turns the index of a call and its answer into a result; raises ValueError if the answer is invalid.
+            parse: turns an answer into a result.
             spent: returns True for a result after which the worker must be replaced.
         Returns:
             The result of each call in order; CallLost for a call that ended its worker or may have ended it.
@@ -363,11 +325,11 @@ class WorkerPool:
                 # Fewer as the queue empties, so that no worker is left with many calls while others wait.
                 count = min(len(queue), max(1, min(_CHUNK, len(queue) // (2 * self.size))))
                 chunk = [queue.popleft() for _ in range(count)]
-                futures = [worker.call(bodies[index], partial(parse, index)) for index in chunk]
+                futures = [worker.call(bodies[index]) for index in chunk]
                 again = list[int]()
                 for index, future in zip(chunk, futures, strict=True):
                     try:
-                        results[index] = result = await future
+                        results[index] = result = parse(await future)
                         if spent(result):
                             worker.retire()
                     except CallLost as lost:
