@@ -21,15 +21,12 @@ from retrain.registry.built_in import ALIASES, ALTERNATIVES
 from retrain.system.files import expanded
 from retrain.system.masking import HIDDEN, literal_secrets
 
-_PARSER_ERRORS = (ValueError, RecursionError)
-"""Raised by Python for integers of thousands of digits, and by tomli for hundreds of levels of nesting."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
 PRESET_KEY: KeyPath = ("algorithm", "algorithm_mode")
 """Key that may name a preset."""
 _CREDIT = ("advantage_mode", "transform_mode")
 """Keys of [algorithm] that an algorithm replaces."""
-_SHORTER = "shorten the number, the key or the nesting"
 
 
 @dataclass(frozen=True)
@@ -288,11 +285,6 @@ def _parsed(name: str, text: str | None = None) -> Document:
     except tomli.TOMLDecodeError as error:
         fix = "write each key once, strings in quotes, and true and false in lower case"
         raise _unreadable(name, error.lineno, error.colno, f"not valid TOML: {error.msg}", fix) from None
-    except _PARSER_ERRORS as error:
-        # The longest line most likely contains the value that the parser cannot read.
-        lines = text.split("\n")
-        longest = max(range(len(lines)), key=lambda index: len(lines[index]))
-        raise _unreadable(name, longest + 1, 1, f"cannot be read: {error}", _SHORTER) from None
     places = {path: Place(name, line, column, path) for path, (line, column) in positions(text).items()}
     document = Document(name, text, data, places)
     document.move_aliases()
@@ -398,7 +390,7 @@ def _unreadable(file: str, line: int, column: int, problem: str, fix: str) -> Co
 def _value(text: str) -> Any:
     try:
         document = tomli.loads(f"value = {text}")
-    except (tomli.TOMLDecodeError, *_PARSER_ERRORS):
+    except tomli.TOMLDecodeError:
         return text
     # "1\nother = 2" is valid TOML of two keys, and no value.
     return document["value"] if len(document) == 1 else text

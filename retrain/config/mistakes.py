@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import is_typeddict
 
 from retrain.config.document import Document
-from retrain.config.positions import KeyPath
+from retrain.config.positions import BARE_KEY, KeyPath
 from retrain.errors import did_you_mean
 from retrain.registry.built_in import ALIASES
 
@@ -43,8 +43,6 @@ _MODEL_NAMES = ("name", "name_or_path", "model_name", "model_name_or_path")
 """Names of other trainers for `[model] path`. In other tables, `name` is a key of ours."""
 _SIMILARITY = 0.85
 """Least similarity of a misspelled key to one of another trainer, in [0, 1]."""
-_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
-"""A key that TOML writes without quotes."""
 _LENGTHS = {"too_short": "give at least {min_length}", "too_long": "give at most {max_length}"}
 
 
@@ -283,7 +281,7 @@ def toml(value: Any) -> str:
     """Format a value as in TOML, tables in braces."""
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
-        pairs = [f"{key if _BARE_KEY.fullmatch(key) else json.dumps(key)} = {toml(item)}" for key, item in items]
+        pairs = [f"{key if BARE_KEY.fullmatch(key) else json.dumps(key)} = {toml(item)}" for key, item in items]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, cast('list[Any]', value)))}]"

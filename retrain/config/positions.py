@@ -17,7 +17,8 @@ KeyPath = tuple[str | int, ...]
 
 # Commas count as blank: the scanner need not check a syntax that tomli has accepted.
 _BLANK = re.compile(r"(?:[ \t\n,]|#[^\n]*)*")
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""A key that TOML writes without quotes."""
 _SCALAR = re.compile(r"[^,\]}#\n]+")
 _STRINGS = tuple(
     # Longest delimiters first, so that """ is not read as an empty string and a quote. Up to two quotes may stand
@@ -107,7 +108,7 @@ class _Scanner:
             self.skip_blank()
             start = self.at
             quoted = self.text[self.at] in "\"'"
-            word = self.string() if quoted else self.take(_BARE_KEY)
+            word = self.string() if quoted else self.take(BARE_KEY)
             # tomli resolves the escapes of a quoted key.
             names.append((str(tomli.loads(f"key = {word}")["key"]) if quoted else word, start))
             self.skip_blank()

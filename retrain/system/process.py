@@ -67,7 +67,7 @@ def cpu_threads(parameters: int, sharing: int = 1) -> int:
     return max(1, min(usable_cores() // sharing, max(2, parameters // _PARAMETERS_PER_THREAD)))
 
 
-def _busy_seconds() -> float | None:
+def busy_seconds() -> float | None:
     """Return the CPU time in seconds that other processes have had of the usable cores; None without /proc/stat."""
     with suppress(OSError, AttributeError):  # macOS has neither the file nor CPU affinity
         ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -88,16 +88,12 @@ class ThreadWaiting:
     is imported, by this package or by a plug-in, because its OpenMP runtime reads the environment at import. Neither
     changes anything after the user has set one of `_WAIT_VARIABLES`.
 
-    Args:
-        busy_seconds: see `_busy_seconds`.
-
     Attributes:
         reason: a phrase for people; None before `sleep`.
     """
 
-    def __init__(self, busy_seconds: Callable[[], float | None] = _busy_seconds) -> None:
+    def __init__(self) -> None:
         self.reason: str | None = None
-        self._busy_seconds = busy_seconds
         self._since: tuple[float, float] | None = None
 
     def sleep(self) -> None:
@@ -108,7 +104,7 @@ class ThreadWaiting:
             return
         os.environ["OMP_WAIT_POLICY"] = "passive"
         self.reason = "threads sleep while they wait"
-        busy = self._busy_seconds()
+        busy = busy_seconds()
         self._since = None if busy is None else (time.monotonic(), busy)
 
     def spin_if_quiet(self) -> None:
@@ -120,7 +116,7 @@ class ThreadWaiting:
             return
         (began, before), self._since = self._since, None
         time.sleep(max(0.0, _WATCH_S - (time.monotonic() - began)))
-        busy = max(0.0, (self._busy_seconds() or before) - before) / (time.monotonic() - began)
+        busy = max(0.0, (busy_seconds() or before) - before) / (time.monotonic() - began)
         load = f"{busy:.1f} of {usable_cores()} cores were busy"
         if busy < _QUIET_CORES:
             os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from retrain.system import process
 from retrain.system.process import ThreadWaiting, cpu_threads, thread_waiting
 from tests.commands import invoke
 
@@ -61,9 +62,10 @@ def settings():
     ("busy_cores", "chosen", "says"),
     [(0.0, {"GOMP_SPINCOUNT": "10000"}, "spin 10000 times"), (3.0, {}, "sleep while they wait: 3.0 of 4 cores")],
 )
-def test_threads_spin_where_other_processes_leave_the_cores_idle(undecided, busy_cores, chosen, says):
+def test_threads_spin_where_other_processes_leave_the_cores_idle(undecided, monkeypatch, busy_cores, chosen, says):
     began = time.monotonic()
-    waiting = ThreadWaiting(lambda: 100 + busy_cores * (time.monotonic() - began))
+    monkeypatch.setattr(process, "busy_seconds", lambda: 100 + busy_cores * (time.monotonic() - began))
+    waiting = ThreadWaiting()
     waiting.sleep()
     assert settings() == {"OMP_WAIT_POLICY": "passive"}
     waiting.spin_if_quiet()
@@ -77,7 +79,7 @@ def test_threads_spin_where_other_processes_leave_the_cores_idle(undecided, busy
 @pytest.mark.parametrize("name", WAITING)
 def test_whoever_has_said_how_threads_wait_has_decided(undecided, name):
     value = os.environ[name] = "active" if name == "OMP_WAIT_POLICY" else "7"
-    waiting = ThreadWaiting(lambda: 0.0)
+    waiting = ThreadWaiting()
     waiting.sleep()
     waiting.spin_if_quiet()
     assert settings() == {name: value}

@@ -205,17 +205,17 @@ def _without_effect(settings: Campaign, source: Document, configs: Sequence[Load
     return []
 
 
-def _settings(source: Document) -> Campaign:
-    """Validate `[campaign]`. Errors are recorded and their keys dropped, so that later checks can find more."""
-    catalog_of_section = catalog({SECTION: Campaign})
+def _settings(source: Document, left_out: frozenset[str] = frozenset()) -> Campaign:
+    """Validate `[campaign]`. Errors are recorded and their keys left out, so that later checks can find more."""
+    section = source.data.get(SECTION, {})
+    kept = {key: section[key] for key in section if key not in left_out} if isinstance(section, dict) else section
     try:
-        return Campaign.model_validate(source.data.get(SECTION, {}))
+        return Campaign.model_validate(kept)
     except ValidationError as error:
-        culprits = collect(source, error, catalog_of_section, lambda path: (SECTION, *path))
-    wrong = {path[1] for path in culprits if len(path) > 1}
-    if not wrong:  # the section as a whole
-        return Campaign()
-    return Campaign.model_validate({key: value for key, value in source.data[SECTION].items() if key not in wrong})
+        culprits = collect(source, error, catalog({SECTION: Campaign}), lambda path: (SECTION, *path))
+    wrong = {str(path[1]) for path in culprits if len(path) > 1}
+    # Keys that contradict each other are found once each of them is valid; then the section as a whole is wrong.
+    return _settings(source, left_out | wrong) if wrong else Campaign()
 
 
 def _base(settings: Campaign, source: Document) -> Document:

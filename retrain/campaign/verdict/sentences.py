@@ -381,14 +381,14 @@ def _findings(analysis: Analysis) -> list[str]:
     return lines
 
 
-def _lost_lines(analysis: Analysis, most: int = 2 * _NAMED) -> list[str]:
+def _lost_lines(analysis: Analysis) -> list[str]:
     """Describe the runs without a result: `no result: maxrl seed 3 failed: loss became NaN (exit 4)`."""
     lines = [
         f"no result: {f'{task}, ' if task else ''}{cell.condition} seed {cell.seed} {cell.status}: {cell.reason}"
         for task, cell in analysis.lost
     ]
-    more = [f"{plural(len(lines) - most, 'more run')} without a result"] if len(lines) > most else []
-    return [*lines[:most], *more]
+    rest = lines[2 * _NAMED :]
+    return [*lines[: 2 * _NAMED], *([f"{plural(len(rest), 'more run')} without a result"] if rest else [])]
 
 
 def note(analysis: Analysis) -> str:
