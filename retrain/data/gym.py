@@ -9,13 +9,16 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import AfterValidator
 
 from retrain.errors import ComponentError
 from retrain.functional.numbers import last_number
 from retrain.functional.seeds import derive_seed, digest_of, is_heldout
 from retrain.protocols import Task
 from retrain.registry import Finding, reward, task
+from retrain.rewards.text import check_group, check_pattern
 from retrain.system.extras import library
 from retrain.types import Problem
 
@@ -37,7 +40,6 @@ _SIZE = 2**31
 _TRIAL_PROBLEMS = 4
 _TRIAL_S = 0.5
 """Limit of CPU time, in seconds, for the `_TRIAL_PROBLEMS` that are generated to check a config."""
-_ANSWER_FIX = 'use "tag", "number", or an expression with one group, such as "Answer: (.*)"'
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -111,13 +113,14 @@ class Gym(Task):
         return Problem(id=f"{self.name}/{number}", prompt=prompt, answer=entry["answer"], extra=extra), held
 
 
-def _check_answer(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Check that `answer` names a part of the completion."""
-    if mistake := _answer_mistake(params["answer"]):
-        yield Finding(("answer",), mistake, _ANSWER_FIX)
+def _check_answer(answer: str) -> str:
+    try:
+        return answer if answer in ("tag", "number") else check_group(check_pattern(answer))
+    except ValueError as error:
+        raise ValueError(f'neither "tag" nor "number" nor a pattern: {error}') from None
 
 
-@reward("gym", extra=("reasoning_gym", "gym"), check=_check_answer)
+@reward("gym", extra=("reasoning_gym", "gym"))
 class GymReward:
     """Return 1 if the data set's scorer gives the answer the full score, else 0.
 
@@ -125,10 +128,11 @@ class GymReward:
         partial: return the scorer's value in [0, 1] instead. Many scorers give a guess a value above 0.
         answer: which part of the completion is scored. "tag" takes the content of the last <answer>...</answer>, or the
             last line if there is no tag. "number" takes the last number, without commas. Any other value is a regular
-            expression with one group, and the group's text in the last match is scored; the score is 0 without a match.
+            expression such as "Answer: (.*)", and the text of the first group in its last match is scored; the score is
+            0 without a match.
     """
 
-    def __init__(self, *, partial: bool = False, answer: str = "tag") -> None:
+    def __init__(self, *, partial: bool = False, answer: Annotated[str, AfterValidator(_check_answer)] = "tag") -> None:
         self.partial = partial
         self._find = _answer_finder(answer)
         library("reasoning_gym", "gym")  # imported here, because it takes seconds, which may exceed a call's deadline
@@ -144,30 +148,17 @@ class GymReward:
         return score if self.partial else float(score > 0.99)
 
 
-def _answer_mistake(answer: str) -> str:
-    """Return why an `answer` names no part of the completion; "" if it does."""
-    if answer in ("tag", "number"):
-        return ""
-    try:
-        groups = re.compile(answer).groups
-    except re.error as error:
-        return f"{answer!r} is not a regular expression: {error}"
-    return "" if groups == 1 else f"{answer!r} has {groups} groups"
-
-
 def _answer_finder(answer: str) -> Callable[[str], str | None]:
     """Return a function that extracts the answer from a completion; it returns None if there is none."""
     if answer == "tag":
         return _tagged
     if answer == "number":
         return _number
-    if mistake := _answer_mistake(answer):
-        raise ComponentError(f"[gym] answer = {mistake}", _ANSWER_FIX)
-    pattern = re.compile(answer)
 
     def captured(completion: str) -> str | None:
-        matches = pattern.findall(completion)
-        return matches[-1].strip() if matches else None
+        matches = [*re.finditer(answer, completion)]
+        # A group that did not take part in the match is None.
+        return (matches[-1][1] or "").strip() if matches else None
 
     return captured
 

@@ -179,7 +179,6 @@ class FileTask(RowTask):
         shuffle: use a new order for every epoch; false keeps the order of the file.
     """
 
-    kind: ClassVar[str]
     rows: ClassVar[Callable[[str], records.Rows]]
     """Function that reads the rows of a file with their places."""
     _: KW_ONLY
@@ -191,7 +190,7 @@ class FileTask(RowTask):
         heldout = self.heldout_path
         self.divide(rows(self.path), self.path, None if heldout is None else (rows(heldout), heldout))
         division = self.heldout_fraction if heldout is None else sha256(Path(heldout))
-        self.sign(self.kind, [sha256(Path(self.path)), division])
+        self.sign(type(self).__name__.lower(), [sha256(Path(self.path)), division])
 
 
 def _file_check(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], Any], Iterator[Finding]]:
@@ -232,7 +231,6 @@ def _listed(bad: Sequence[str]) -> str:
 class Jsonl(FileTask):
     """Read a JSON Lines file: one JSON object per line, UTF-8, at most 1,000,000 bytes. Blank lines are ignored."""
 
-    kind = "jsonl"
     rows = staticmethod(records.jsonl_rows)
 
 
@@ -240,7 +238,6 @@ class Jsonl(FileTask):
 class Parquet(FileTask):
     """Read a parquet file (extra `parquet`). Errors count rows from 1."""
 
-    kind = "parquet"
     rows = staticmethod(records.parquet_rows)
 
 

@@ -118,10 +118,10 @@ class TorchEngine(Sampler):
         longest = [Request(ids, 1, 1, 0) for ids in dict.fromkeys(contexts.values())]
         # Half of the memory for the shared contexts, half for the requests that reuse them.
         for chunk in decoder.chunks(longest, self._budget // 2, self._bytes):
-            computed = prefix_cache.compute_contexts(
-                self._decoder, [longest[index].ids for index in chunk], self._device
-            )
-            shared = prefix_cache.sharing(contexts, computed, requests)
+            chunk_contexts = [tuple(longest[index].ids) for index in chunk]
+            computed = prefix_cache.computed_contexts(self._decoder, chunk_contexts, contexts, self._device)
+            # Each request starts from as much of the longest context as is its own.
+            shared = {index: (prefix, len(requests[index].ids)) for index, prefix in computed.items()}
             results |= self._sample(requests, sampling, [*shared], shared, self._budget // 2)
         if cache:
             cache.end(prefix for prefix, _ in prefixes.values())

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
-import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +16,6 @@ from retrain.engines.vllm.server_process import serve as run_server
 from retrain.engines.vllm.vllm_options import by_itself, resolved
 from retrain.errors import EngineError
 from retrain.system.http_client import address, key_from
-from retrain.system.lock import exclusive
 from retrain.system.model_paths import RANDOM_MODEL, model_location
 from retrain.system.process import scratch_folder
 
@@ -90,7 +87,7 @@ def _model(loaded: LoadedConfig, folder: Path) -> str:
 
 @contextmanager
 def free_port(ports: Sequence[int], host: str) -> Generator[int]:
-    """Reserve the first free port, with a lock file that other calls respect, because servers start slowly.
+    """Reserve the first free port, with a name that other calls respect, because servers start slowly.
 
     Args:
         ports: ports to try, in order.
@@ -98,46 +95,20 @@ def free_port(ports: Sequence[int], host: str) -> Generator[int]:
     Yields:
         A port on which no process listens, and which no other call has reserved.
     Raises:
-        EngineError: no port is free, or a port cannot be reserved.
+        EngineError: no port is free.
     """
     for port in ports:
-        with ExitStack() as reservation:
+        with socket.socket(socket.AF_UNIX) as reservation:
             try:
-                reservation.enter_context(exclusive(_lock_file(port)))
-            except BlockingIOError:
+                # An abstract name, like a port, belongs to the network namespace. It is in no folder, and ends with
+                # this process.
+                reservation.bind(f"\0retrain-serve-{port}")
+            except OSError:
                 continue
-            except OSError as error:
-                raise EngineError(
-                    f"port {port} cannot be claimed ({error}); remove it, or set TMPDIR to another place"
-                ) from error
-            # The lock only keeps out other calls of this command; any program may hold the port.
-            if not _listens(host, port):
-                yield port
-                return
+            # The name only keeps out other calls of this command; any program may hold the port.
+            with suppress(OSError):
+                socket.create_connection((host, port), _PROBE_S).close()
+                continue
+            yield port
+            return
     raise EngineError(f"port {', '.join(map(str, ports))} of {host} is in use; name another one with --port")
-
-
-def _lock_file(port: int) -> Path:
-    """Return the path of this user's lock file for a port.
-
-    Every user can write to the directory of temporary files. The subdirectory must therefore belong to this user, so
-    that no file of another user is opened.
-
-    Raises:
-        PermissionError: the subdirectory belongs to another user or is not a directory.
-    """
-    folder = Path(tempfile.gettempdir()) / f"retrain-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(f"{folder} is not a directory of this user")
-    return folder / f"port-{port}.lock"
-
-
-def _listens(host: str, port: int) -> bool:
-    """Return True if a process accepts connections at the port."""
-    try:
-        socket.create_connection((host, port), _PROBE_S).close()
-    except OSError:
-        return False
-    return True

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice, zip_longest
 from queue import Empty, SimpleQueue
 
@@ -140,8 +141,8 @@ class ServedModel:
         endpoints = [
             Endpoint("/v1/models", "GET", self._models),
             Endpoint("/v1/models/{name:path}", "GET", self._models),
-            Endpoint("/v1/chat/completions", "POST", self._chat_completions),
-            Endpoint("/v1/completions", "POST", self._completions),
+            Endpoint("/v1/chat/completions", "POST", partial(self._answer, ChatFields)),
+            Endpoint("/v1/completions", "POST", partial(self._answer, TextFields)),
         ]
         self._server = HttpServer(application(endpoints, access), access)
         self.url = self._server.url
@@ -249,13 +250,8 @@ class ServedModel:
         self._check_model(name)
         return JSONResponse(MODEL if name else MODELS)
 
-    async def _chat_completions(self, call: WebRequest) -> Response:
-        return await self._answer(call, fields(ChatFields, await read_json(call, self._limits.max_bytes)))
-
-    async def _completions(self, call: WebRequest) -> Response:
-        return await self._answer(call, fields(TextFields, await read_json(call, self._limits.max_bytes)))
-
-    async def _answer(self, request: WebRequest, given: ChatFields | TextFields) -> Response:
+    async def _answer(self, kind: type[ChatFields | TextFields], request: WebRequest) -> Response:
+        given = fields(kind, await read_json(request, self._limits.max_bytes))
         self._check_model(given.model)
         texts = 1 if isinstance(given, ChatFields) else len(given.prompts)
         if texts * given.n > _MOST_CHOICES:

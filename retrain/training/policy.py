@@ -349,10 +349,6 @@ class TorchPolicy:
         """Make this policy's adapter the only active and trainable one inside a block."""
         return nullcontext() if self.adapter is None else _lora().active(self.adapter, self._name)
 
-    def _own_dropout(self) -> AbstractContextManager[None]:
-        """Turn on the dropout of this policy's adapter inside a block."""
-        return nullcontext() if self.adapter is None else _lora().training(self.model, self._name, self.ranks)
-
     def _plan(self, batch: Batch, objective: Objective) -> list[_Step]:
         """Return one step per minibatch.
 
@@ -384,7 +380,8 @@ class TorchPolicy:
         """
         batch, reported = self._with_step_signals(step.batch, objective, scored)
         tally = _Tally()
-        with self._own_dropout():
+        lora = nullcontext() if self.adapter is None else _lora().training(self.model, self._name, self.ranks)
+        with lora:  # the dropout of this policy's adapter
             for index, counts in step.parts:
                 rows = batch.rows(index)
                 width = rows.input_ids.shape[1]

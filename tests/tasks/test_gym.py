@@ -142,7 +142,11 @@ params = {{ answer = "{answer}" }}
     [
         ("{ min_term = 2 }", "tag", "run.toml:3:1: [task] name: [gym] chain_sum rejects its config: "),
         ("{ seed = 2, size = 3 }", "tag", "run.toml:6:1: [gym] config: the task itself sets seed and size; remove it"),
-        ("{ min_terms = 2 }", "numbr", "run.toml:9:12: [[rewards.params]] answer: 'numbr' has 0 groups; use "),
+        (
+            "{ min_terms = 2 }",
+            "numbr",
+            'run.toml:9:12: [[rewards.params]] answer: "numbr": neither "tag" nor "number" nor',
+        ),
     ],
 )
 def test_validate_says_where_a_mistake_is(config, answer, message, cwd):

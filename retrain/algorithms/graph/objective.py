@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from retrain.algorithms.graph.column_graph import SignalLookup
-from retrain.algorithms.graph.pipeline import check_result
+from retrain.algorithms.graph.pipeline import called, check_result
 from retrain.errors import ComponentError
 from retrain.registry import Component, loss, transform
-from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 
 if TYPE_CHECKING:
@@ -101,10 +100,8 @@ class Objective:
         columns: dict[str, Any] = {}
         metrics: Metrics = {}
         for bound in self.step_signals:
-            call = Call("signal", bound.name)
             read = {name: logprobs if name == "logprobs" else batch.column(name) for name in bound.reads}
-            with call(read):
-                result = bound(*read.values())
+            call, result = called(bound, read)
             value, reported = call.split(result)
             # The checks of a signal read no other column.
             check_result(call, bound, value, {"response_mask": batch.response_mask})
@@ -137,7 +134,8 @@ class Objective:
             metrics = dict[str, Any]()
             for correction in self.corrections:
                 before = columns["advantages"]
-                after = _corrected(correction, columns)
+                call, corrected = called(correction, columns)
+                after = call.tensor(corrected, before.shape, before)
                 columns = {**columns, "advantages": after}
                 if transform.traits_of(correction).drops_only and first:
                     dropped = (before != 0) & (after == 0)
@@ -175,22 +173,11 @@ class StepLoss(NamedTuple):
 
 
 def _reduction_weight(reduction: Component, batch: Batch, mask: Tensor) -> Tensor:
-    call = Call("reduction", reduction.name)
     read = {name: mask if name == "mask" else batch.column(name) for name in reduction.reads}
-    with call(read):
-        weights = reduction(*read.values())
+    call, weights = called(reduction, read)
     if not bool(call.tensor(weights, mask.shape, mask).isfinite().all()):
         raise call.fail("returned a NaN or infinite weight")
     return weights
-
-
-def _corrected(correction: Component, columns: Mapping[str, Any]) -> Tensor:
-    call = Call("transform", correction.name)
-    read = {name: columns[name] for name in correction.reads}
-    with call(read):
-        advantages = correction(*read.values())
-    wanted = columns["advantages"]
-    return call.tensor(advantages, wanted.shape, wanted)
 
 
 def source_of(term: Component) -> str:
@@ -200,10 +187,7 @@ def source_of(term: Component) -> str:
 
 def _term_values(term: Component, columns: Mapping[str, Any], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a term's values [N, T], with gradient if it depends on the policy, and its metrics [N, T]."""
-    call = Call("loss", term.name)
-    read = {name: columns[name] for name in term.reads}
-    with call(read):
-        result = term(*read.values())
+    call, result = called(term, columns)
     values, extra = call.split(result)
     values = call.tensor(values, weight.shape, weight)
     # In an evaluation without gradients, no term has one.

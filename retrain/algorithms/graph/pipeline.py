@@ -272,11 +272,7 @@ class Pipeline:
         return value, metrics
 
     def _called(self, stage: Component, columns: Mapping[str, Any]) -> tuple[Any, Metrics]:
-        call = Call(stage.kind, stage.name)
-        target: Any = self._built.get((stage.kind, stage.name), stage)
-        read = {name: columns[name] for name in stage.reads}
-        with call(read):
-            result = target(*read.values())
+        call, result = called(stage, columns, self._built.get((stage.kind, stage.name)))
         value, metrics = call.split(result)
         return value, call.metrics(metrics)
 
@@ -285,6 +281,20 @@ def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
     """Return the indices of the policy's rows and a batch of these rows, which is the same object if they are all."""
     rows = (~batch.is_expert).nonzero()[:, 0]
     return rows, batch if len(rows) == len(batch.is_expert) else batch.rows(rows)
+
+
+def called(component: Component, columns: Mapping[str, Any], built: Any = None) -> tuple[Call, Any]:
+    """Call a component with the columns that it reads; return the call, which checks its result, and the result.
+
+    Args:
+        component: the component.
+        columns: columns by name, at least those that it reads.
+        built: the instance of a component that is a class.
+    """
+    call = Call(component.kind, component.name)
+    read = {name: columns[name] for name in component.reads}
+    with call(read):
+        return call, (component if built is None else built)(*read.values())
 
 
 def check_result(call: Call, stage: Component, value: Any, columns: Mapping[str, Any]) -> None:

@@ -88,8 +88,9 @@ AlgorithmOutput = TransformOutput
 def missing_fields(function: Callable[..., Any]) -> list[str]:
     """Return the fields of the context that a context-style plug-in reads, but that do not exist.
 
-    Only the plug-in's own source is searched. Names that are read inside `try`, or that occur as a string (as in
-    `hasattr`), are not reported, because the function may serve other trainers, too.
+    Only the plug-in's own source is searched. Names that are read inside `try`, `with` (which may suppress the error)
+    or an inner function, or that occur as a string (as in `hasattr`), are not reported, because the function may serve
+    other trainers, too. Nothing is reported if the name of the context gets another value.
     """
     try:
         [definition] = ast.parse(dedent(inspect.getsource(function))).body
@@ -99,8 +100,11 @@ def missing_fields(function: Callable[..., Any]) -> list[str]:
         return []
     context = next(iter(inspect.signature(function).parameters))
     nodes = [*ast.walk(definition)]
+    if any(isinstance(node, ast.Name) and node.id == context and isinstance(node.ctx, ast.Store) for node in nodes):
+        return []
     # Nodes have no equality of their own, so they are compared by identity.
-    attempted = {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
+    unsure = (ast.Try, ast.With, ast.Lambda, ast.FunctionDef)
+    attempted = {id(inner) for node in nodes[1:] if isinstance(node, unsure) for inner in ast.walk(node)}
     names = {*dir(TransformContext), *(attribute.name for attribute in fields(TransformContext))}
     # A name as text, as in hasattr(ctx, "name"), shows that the function can do without it.
     names |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}

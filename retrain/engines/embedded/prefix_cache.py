@@ -147,27 +147,22 @@ def longest_contexts(requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
     return {index: ids for index, ids in contexts.items() if sharing[ids] > 1}
 
 
-def compute_contexts(decoder: Decoder, contexts: Sequence[tuple[int, ...]], device: torch.device) -> list[CachedPrefix]:
-    """Compute the keys and values of contexts without sampling."""
-    part = prefilled(decoder, contexts, device)
-    return [CachedPrefix(ids, part, row) for row, ids in enumerate(contexts)]
-
-
-def sharing(
-    contexts: Mapping[int, tuple[int, ...]], prefixes: Sequence[CachedPrefix], requests: Sequence[Request]
-) -> dict[int, tuple[CachedPrefix, int]]:
-    """Return the computed context that each request can start from.
+def computed_contexts(
+    decoder: Decoder, chunk: Sequence[tuple[int, ...]], contexts: Mapping[int, tuple[int, ...]], device: torch.device
+) -> dict[int, CachedPrefix]:
+    """Compute the keys and values of some contexts without sampling.
 
     Args:
+        decoder: the model.
+        chunk: the contexts to compute.
         contexts: the result of `longest_contexts`.
-        prefixes: computed contexts, possibly not all of them.
-        requests: the requests.
+        device: device of the model.
     Returns:
-        For each request whose longest context is in `prefixes`: that context, and the length of the
-        request's own context in tokens.
+        The computed context of each request whose longest context is in `chunk`, by the request's index.
     """
-    by_ids = {prefix.ids: prefix for prefix in prefixes}
-    return {index: (by_ids[ids], len(requests[index].ids)) for index, ids in contexts.items() if ids in by_ids}
+    part = prefilled(decoder, chunk, device)
+    prefixes = {ids: CachedPrefix(ids, part, row) for row, ids in enumerate(chunk)}
+    return {index: prefixes[ids] for index, ids in contexts.items() if ids in prefixes}
 
 
 def _fill(prefixes: Sequence[CachedPrefix], used: int, slots: Slots) -> None:

@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from retrain.engines.vllm.vllm_options import adapter_options, engine_options, flags
@@ -79,24 +79,17 @@ def serve(
         EngineError: the server could not be started, or it exited.
     """
     environment = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **variables}
-    with _server(arguments, environment) as process:
-        while not _answers(url):
-            _check(process)
-            time.sleep(0.5)
-        ready(url)
-        process.wait()
-        _check(process)
-
-
-@contextmanager
-def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[subprocess.Popen[bytes]]:
-    """Run the server and its helpers inside the block."""
     with (
         ExitOnSigterm() as sigterm,
-        process_group(arguments, variables, grace_s=_GRACE_S, stdout=sys.stderr.fileno()) as process,
+        process_group(arguments, environment, grace_s=_GRACE_S, stdout=sys.stderr.fileno()) as process,
     ):
         try:
-            yield process
+            while not _answers(url):
+                _check(process)
+                time.sleep(0.5)
+            ready(url)
+            process.wait()
+            _check(process)
         finally:
             # A second signal must not interrupt the end of the server.
             sigterm.exiting = True

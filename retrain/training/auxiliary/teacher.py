@@ -32,25 +32,20 @@ _MODEL, _HINDSIGHT = ("source", ("model",)), ("source", ("hindsight",))
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """Yield findings on a missing or unsuitable teacher model, or on a configuration that leaves it without hints."""
-    yield from (_check_hindsight if params["source"] == "hindsight" else _check_model)(params, config)
-
-
-def _check_hindsight(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    if params["source"] == "model":
+        path: str | None = params["model"]
+        if path is None and config.model.lora is None:
+            yield Finding(("model",), "is missing", 'set [teacher] model, or source = "hindsight"')
+        elif path == RANDOM_MODEL:
+            yield Finding(("model",), f'"{path}" has random weights', "name a trained model")
+        elif path is not None and (problem := problem_with(path)):
+            yield Finding(("model",), *problem)
+        return
     if missing := [part for part in ("{hint}", "{prompt}") if part not in params["template"]]:
         yield Finding(("template",), f"lacks {' and '.join(missing)}", "add it where the hint or the prompt belongs")
     if config.rollout.ahead:
         problem = "prompts of batches that are sampled ahead are not stored, so a hint cannot be added to them"
         yield Finding(("source",), problem, "set [rollout] overlap = 0")
-
-
-def _check_model(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    path: str | None = params["model"]
-    if path is None and config.model.lora is None:
-        yield Finding(("model",), "is missing", 'set [teacher] model, or source = "hindsight"')
-    elif path == RANDOM_MODEL:
-        yield Finding(("model",), f'"{path}" has random weights', "name a trained model")
-    elif path is not None and (problem := problem_with(path)):
-        yield Finding(("model",), *problem)
 
 
 def _models(params: Mapping[str, Any]) -> tuple[str, ...]:
