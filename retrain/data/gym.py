@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -134,44 +134,32 @@ class GymReward:
 
     def __init__(self, *, partial: bool = False, answer: Annotated[str, AfterValidator(_check_answer)] = "tag") -> None:
         self.partial = partial
-        self._find = _answer_finder(answer)
+        self._answer = answer
         library("reasoning_gym", "gym")  # imported here, because it takes seconds, which may exceed a call's deadline
 
     def __call__(self, completion: str, problem: Mapping[str, Any]) -> float:
         extra = cast("Mapping[str, Any]", problem["extra"])
         if "entry" not in extra:
             raise ValueError('the reward "gym" scores only problems of the task "gym"')
-        answer = self._find(completion)
+        answer = _answer_in(completion, self._answer)
         if answer is None:
             return 0.0
         score = float(_scorer(extra["dataset"]).score_answer(answer, extra["entry"]))
         return score if self.partial else float(score > 0.99)
 
 
-def _answer_finder(answer: str) -> Callable[[str], str | None]:
-    """Return a function that extracts the answer from a completion; it returns None if there is none."""
+def _answer_in(completion: str, answer: str) -> str | None:
+    """Return the part of a completion that is scored, see `GymReward`; None if there is none."""
     if answer == "tag":
-        return _tagged
+        tagged = _ANSWER_TAG.findall(completion)
+        lines = completion.strip().splitlines()
+        return tagged[-1].strip() if tagged else (lines[-1] if lines else "")
     if answer == "number":
-        return _number
-
-    def captured(completion: str) -> str | None:
-        matches = [*re.finditer(answer, completion)]
-        # A group that did not take part in the match is None.
-        return (matches[-1][1] or "").strip() if matches else None
-
-    return captured
-
-
-def _tagged(completion: str) -> str:
-    tagged = _ANSWER_TAG.findall(completion)
-    lines = completion.strip().splitlines()
-    return tagged[-1].strip() if tagged else (lines[-1] if lines else "")
-
-
-def _number(completion: str) -> str | None:
-    number = last_number(completion)
-    return None if number is None else number.replace(",", "").replace("\u2212", "-")
+        number = last_number(completion)
+        return None if number is None else number.replace(",", "").replace("\u2212", "-")
+    matches = [*re.finditer(answer, completion)]
+    # A group that did not take part in the match is None.
+    return (matches[-1][1] or "").strip() if matches else None
 
 
 @cache

@@ -367,7 +367,9 @@ def read_problems(
 def _problem(row: Any, line: str, reading: RowFormat) -> Problem:
     """Parse a row; raise BadRow if it is invalid."""
     names = {"answer": reading.answer_field, "solution": reading.solution_field, "id": reading.id_field}
-    names["prompt"] = "messages" if _is_chat(row, reading) else reading.prompt_field
+    # A chat: other trainers' rows have `messages` in place of a prompt.
+    is_chat = isinstance(row, dict) and reading.prompt_field == "prompt" and "prompt" not in row and "messages" in row
+    names["prompt"] = "messages" if is_chat else reading.prompt_field
     full = _add_columns(cast("dict[str, Any]", row), names, reading) if isinstance(row, dict) else row
     try:
         read = records.checked(_schema(**names), full)
@@ -405,11 +407,6 @@ def _parsed_text(value: Any) -> Any:
         return json.loads(value)
     except ValueError:
         return value
-
-
-def _is_chat(row: Any, reading: RowFormat) -> bool:
-    """Return whether the prompt is read from `messages`."""
-    return isinstance(row, dict) and reading.prompt_field == "prompt" and "prompt" not in row and "messages" in row
 
 
 def _add_columns(row: dict[str, Any], names: Mapping[str, str], reading: RowFormat) -> dict[str, Any]:

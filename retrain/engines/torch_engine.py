@@ -108,7 +108,11 @@ class TorchEngine(Sampler):
 
         fix = "lower [training] max_tokens or drop long prompts"
         check_requests(requests, self.version, self._limit, "the model", fix)
-        cache = self._cache = self._cache_for(sampling) if sampling.continued else None
+        cache = None
+        if sampling.continued:
+            cache = self._cache or prefix_cache.PrefixCache(self._budget)
+            cache.begin(sampling)
+        self._cache = cache
         prefixes = cache.known(requests) if cache else {}
         contexts = {} if cache else prefix_cache.longest_contexts(requests)
         fresh = [index for index in range(len(requests)) if index not in prefixes and index not in contexts]
@@ -158,13 +162,6 @@ class TorchEngine(Sampler):
                 self._cache.add(parts, chunk_requests, rows)
             results.update(zip(indices, rows, strict=True))
         return results
-
-    def _cache_for(self, sampling: Sampling) -> PrefixCache:
-        from retrain.engines.embedded.prefix_cache import PrefixCache
-
-        cache = self._cache or PrefixCache(self._budget)
-        cache.begin(sampling)
-        return cache
 
     def _bytes(self, prompts: int, rows: int, length: int, max_tokens: int) -> int:
         """Estimate the memory of a chunk, in bytes, with every tensor in float32.

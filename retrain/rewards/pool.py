@@ -20,7 +20,7 @@ from retrain.system import event_loop
 from retrain.types import Score, is_reward
 
 if TYPE_CHECKING:
-    from retrain.system.worker_pool import CallLost, WorkerPool
+    from retrain.system.worker_pool import WorkerPool
 
 _logger = logging.getLogger(__name__)
 
@@ -284,8 +284,10 @@ class _RewardWorkers:
             calls, lambda answer: [RewardResult(*fields) for fields in answer], _spent
         )
         return [
-            answer if isinstance(answer, list) else self._lost(call, answer)
-            for call, answer in zip(calls, answers, strict=True)
+            answer
+            if isinstance(answer, list)
+            else [RewardResult(answer.kind, detail=f"{self._settings.rewards[number][0]} {answer}")] * size(items)
+            for (number, items), answer in zip(calls, answers, strict=True)
         ]
 
     async def close(self) -> None:
@@ -296,9 +298,6 @@ class _RewardWorkers:
             # Where they run: a loop cannot end another one in its own thread.
             await event_loop.call_in_caller(loaded.runner.close)
         self._local = [loaded._replace(runner=asyncio.Runner()) for loaded in self._local]
-
-    def _lost(self, call: _RewardCall, lost: CallLost) -> list[RewardResult]:
-        return [RewardResult(lost.kind, detail=f"{self._settings.rewards[call[0]][0]} {lost}")] * size(call[1])
 
 
 def _groups(items: Sequence[Mapping[str, Any]]) -> list[list[int]]:

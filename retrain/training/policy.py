@@ -150,9 +150,7 @@ class TorchPolicy:
 
         The value in column t is that of the prefix before token t, in the unit of the reward.
         """
-        assert isinstance(self.forward, ValueForward)
-        with self._own_adapter():
-            return self.forward.values(batch)
+        return self.logprobs(batch, ("predicted_values",))["predicted_values"]
 
     def head_weights(self) -> dict[str, Tensor]:
         """Return the whole weights of the value head by name, on every rank."""

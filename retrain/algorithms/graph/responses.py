@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.types import Batch
@@ -45,32 +45,6 @@ def response_batch(
         is_expert=torch.zeros_like(group_ids, dtype=torch.bool),
         advantages=torch.zeros_like(values),
     )
-
-
-def with_turns(batch: Batch, turns: Sequence[Sequence[Mapping[str, Any]]]) -> Batch:
-    """Return the batch with turns: only tokens inside turns count as sampled.
-
-    Args:
-        batch: batch of responses.
-        turns: turns of each response, with `start`, `end` and perhaps `reward`; an empty list: one turn, the whole
-            response.
-    """
-    ids = batch.turn_ids.clone()
-    rewards = batch.turn_rewards.clone()
-    mask = batch.response_mask.clone()
-    for row, row_turns in enumerate(turns):
-        if not row_turns:
-            continue
-        mask[row] = False
-        rewards[row] = 0.0
-        # The part of the reward that no turn received is the episode's final reward, which the last turn gets.
-        rest = float(batch.rewards[row]) - sum(turn.get("reward", 0.0) for turn in row_turns)
-        for number, turn in enumerate(row_turns):
-            tokens = slice(turn["start"], turn["end"])
-            mask[row, tokens] = True
-            ids[row, tokens] = number
-            rewards[row, turn["end"] - 1] = turn.get("reward", 0.0) + rest * (number == len(row_turns) - 1)
-    return batch.replace(response_mask=mask, turn_ids=ids, turn_rewards=rewards, lengths=mask.sum(-1))
 
 
 def padded(rows: Sequence[Sequence[Any]], mask: Tensor, dtype: torch.dtype) -> Tensor:

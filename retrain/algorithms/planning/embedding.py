@@ -31,7 +31,13 @@ def embedder(name: str | None, examples: Sequence[str]) -> Embedder:
         MissingExtraError: the required package is not installed.
         ComponentError: there is no such directory or model.
     """
-    return _tf_idf(examples) if name is None else _sentence_transformer(name)
+    if name is not None:
+        return _sentence_transformer(name)
+    features: Any = library("sklearn.feature_extraction.text", EXTRA)
+    # Character 2- to 4-grams within words, in which inflections of a word are similar.
+    vectorizer = features.TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), dtype=library("numpy", EXTRA).float32)
+    vectorizer.fit(examples)
+    return vectorizer.transform
 
 
 def check_embedder(name: str | None) -> Iterator[Finding]:
@@ -54,14 +60,6 @@ def cosines(left: Any, right: Any) -> Any:
     product = left @ right.T
     # The product of TF-IDF's sparse matrices is sparse.
     return product.toarray() if hasattr(product, "toarray") else product
-
-
-def _tf_idf(examples: Sequence[str]) -> Embedder:
-    """Return TF-IDF of character 2- to 4-grams within words, in which inflections of a word are similar."""
-    features: Any = library("sklearn.feature_extraction.text", EXTRA)
-    vectorizer = features.TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), dtype=library("numpy", EXTRA).float32)
-    vectorizer.fit(examples)
-    return vectorizer.transform
 
 
 def _sentence_transformer(name: str) -> Embedder:

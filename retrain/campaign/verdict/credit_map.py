@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from retrain.errors import ConfigError, RetrainError, StorageError
 from retrain.registry import components, signal
 from retrain.report.samples import best_and_worst, step_of
 from retrain.storage.run_files import read_rows
+from retrain.types import Rollout
 
 MapRow = Mapping[str, Any]
 
@@ -97,10 +98,10 @@ def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float
     Raises:
         RetrainError: the pipeline reads a column that only the model can compute.
     """
-    import torch
-
-    from retrain.algorithms.graph.responses import padded, response_batch, with_turns
+    from retrain.algorithms.graph.responses import padded
+    from retrain.config.loaded_config import reward_columns
     from retrain.run.reopen import stored
+    from retrain.training.layout import Layout
 
     loaded = stored(run, (), final=False)
     # Recomputed they would need a tokenizer or the run's history; the run stored them as it trained.
@@ -110,20 +111,16 @@ def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")
     pipeline.build(loaded.resources | {"run_dir": run})
     metrics = next((row for row in read_rows(run / "metrics.jsonl") if row["step"] == step), {})
-    names = ("sampler_logprobs", "reward", "correct", "group", "completion_ids")
-    logprobs, rewards, correct, groups, ids = ([row[name] for row in rows] for name in names)
-    batch = response_batch(logprobs, rewards, correct, groups, torch.float32)
-    mask = batch.response_mask
-    # No credit reads prompts, so the batch contains only completions.
-    batch = batch.replace(
-        input_ids=padded(ids, mask, torch.long), step=step, max_tokens=loaded.config.training.max_tokens
-    )
-    batch = with_turns(batch, [row.get("turns", ()) for row in rows])
+    config = loaded.config
+    parts = tuple(reward_columns(loaded.all("reward")))
+    layout = Layout(0, "cpu", config.training.max_tokens, config.rollout.mask_truncated, parts)
+    # No credit reads prompts, so the batch contains only completions, whose first token has column 0.
+    batch = layout.batch([replace(Rollout.of_row(row), prompt_ids=()) for row in rows], step)
     for column, name in kept.items():
         if "/" in name:  # a metric
             value: Any = float(metrics.get(name, 0.0))
         else:
-            value = padded([row.get(name) or [] for row in rows], mask, mask.dtype)
+            value = padded([row.get(name) or [] for row in rows], batch.response_mask, batch.response_mask.dtype)
         batch = batch.replace(**{column: value})
     batch, _ = pipeline.credit(batch)
     return [batch.advantages[i, : len(row["tokens"])].tolist() for i, row in enumerate(rows)]

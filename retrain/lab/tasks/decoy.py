@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from random import Random
 
 from retrain.data.addition import Addition, Digits, Habits, Probability
-from retrain.data.drawn import SHORT, CharSpan, explained
+from retrain.data.drawn import SHORT, CharSpan
+from retrain.lab.tasks.explained_variance import explained
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from retrain.data.addition import Probability
-from retrain.data.drawn import SHORT, CharSpan, Drawn, answered, explained
+from retrain.data.drawn import SHORT, CharSpan, Drawn, answered
+from retrain.lab.tasks.explained_variance import explained
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 

