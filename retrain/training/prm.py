@@ -11,10 +11,9 @@ from pydantic import Field
 
 from retrain import functional as F
 from retrain.algorithms.graph.objective import Objective
-from retrain.protocols import StatefulComponent
 from retrain.registry import Component, Finding, find, signal
 from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_second_model
-from retrain.training.reference import check_start, fingerprint, scoring_batch
+from retrain.training.reference import ScoringSignal, check_start, fingerprint
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     models=("trained", "frozen"),
     when={"lr": _LEARNS, "max_grad_norm": _LEARNS},
 )
-class ProcessRewards(StatefulComponent):
+class ProcessRewards(ScoringSignal):
     """Process reward of each response token, from an implicit reward model phi.
 
     r_t = beta * (log phi(y_t) - log ref(y_t)), [N, T], 0 outside response_mask
@@ -109,14 +108,9 @@ class ProcessRewards(StatefulComponent):
         term = Component("loss", "outcome", outcome_loss, "prime").bind({"beta": beta})
         self._objective = Objective([term], find("reduction", "sequence_mean").bind())
 
-    def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
-    ) -> Tensor:
-        return self._score(scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs))
-
     def before(self, batch: Batch) -> Metrics:
         """With update = "before": compute the scores, return their metrics, and train phi."""
-        return self._learn(batch.replace(process_rewards=self._score(batch))) if self._update == "before" else {}
+        return self._learn(batch.replace(process_rewards=self.score(batch))) if self._update == "before" else {}
 
     def after(self, batch: Batch) -> Metrics:
         """Return metrics of the scores that credit used; with update = "after", train phi as well."""
@@ -144,7 +138,8 @@ class ProcessRewards(StatefulComponent):
         facts = {"beta": self._beta, "temperature": self.model.settings.temperature, "steps": self.model.step}
         (folder / FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
-    def _score(self, batch: Batch) -> Tensor:
+    def score(self, batch: Batch) -> Tensor:
+        """Compute the process rewards [N, T] of a batch's tokens."""
         logprobs = self.model.logprobs(batch)["old_logprobs"]
         other = self._policy.logprobs(batch)["old_logprobs"] if self._frozen is None else self._frozen(batch)
         return self._beta * (logprobs - other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from retrain.errors import StorageError
@@ -22,8 +22,23 @@ _SAMPLE = 1 << 16
 """Number of values of a weight that `sample_digest` aims at."""
 
 
+class ScoringSignal(StatefulComponent):
+    """Base class of signals that a forward pass of a model computes from tokens alone.
+
+    Attributes:
+        score: function from a `scoring_batch` to the column [N, T].
+    """
+
+    score: Callable[[Batch], Tensor]
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
+    ) -> Tensor:
+        return self.score(scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs))
+
+
 @signal("ref_logprobs", models=("frozen",))
-class ReferenceLogprobs(StatefulComponent):
+class ReferenceLogprobs(ScoringSignal):
     """Log-prob of each response token under the initial weights, [N, T] in nats, 0 outside response_mask.
 
     With LoRA the reference is the base model without adapter and needs no memory; otherwise it is a frozen copy of the
@@ -32,13 +47,8 @@ class ReferenceLogprobs(StatefulComponent):
     """
 
     def __init__(self, policy: TorchPolicy) -> None:
-        self._score = policy.reference()
+        self.score = policy.reference()
         self.fingerprint = "" if policy.adapter is not None else fingerprint(policy.reference_weights())
-
-    def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
-    ) -> Tensor:
-        return self._score(scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs))
 
     def state_dict(self) -> State:
         return {"fingerprint": self.fingerprint}

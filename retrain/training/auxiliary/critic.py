@@ -11,10 +11,9 @@ from pydantic import Field
 from retrain import functional as F
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.transforms.token_returns import gae
-from retrain.protocols import StatefulComponent
 from retrain.registry import Component, Finding, find, signal
 from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_second_model
-from retrain.training.reference import scoring_batch
+from retrain.training.reference import ScoringSignal
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 @signal("values", table="critic", check=_check, models=("trained",))
-class Critic(StatefulComponent):
+class Critic(ScoringSignal):
     """Value of each response token: the expected return of the prefix before it.
 
     V_t, [N, T] in the unit of the reward, 0 outside response_mask
@@ -83,13 +82,9 @@ class Critic(StatefulComponent):
         self.model: Any = trained_second_model(
             policy, tokenizer, "critic", settings, path, "[critic] path", has_values=True
         )
+        self.score = self.model.values
         term = Component("loss", "value", value_loss, "critic").bind({"clip": None if clip == "none" else clip})
         self._objective = Objective([term], find("reduction", "token_mean").bind())
-
-    def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
-    ) -> Tensor:
-        return self.model.values(scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs))
 
     def holds_policy(self, step: int) -> bool:
         """Return True in the first `warmup_steps` steps, in which only the critic is trained."""
