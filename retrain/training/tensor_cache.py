@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,17 +12,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from retrain.errors import StorageError
+from retrain.functional.seeds import digest_of
 from retrain.system.files import SUMS, check_sums, published
 from retrain.system.lock import exclusive
 from retrain.system.model_paths import cache_root
 
 Tensors = dict[str, Tensor]
 _DATA, _FACTS = "tensors.safetensors", "facts.json"
-
-
-def content_key(facts: Mapping[str, Any]) -> str:
-    """Return a hash of JSON values as 32 hexadecimal digits; it does not depend on the order of keys."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def cached(
@@ -43,7 +38,8 @@ def cached(
     Returns:
         The tensors, and True if they came from the cache.
     """
-    entry = cache_root() / kind / content_key(facts)
+    # Half of the digits: a folder's name that people still read, and 128 bits that no two facts share.
+    entry = cache_root() / kind / digest_of(facts)[:32]
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = entry.with_suffix(".lock")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from retrain.algorithms.graph.objective import Objective
 from retrain.errors import DataError, DivergedError
+from retrain.functional.seeds import digest_of
 from retrain.protocols import ALONE, Ranks
 from retrain.registry import find
 from retrain.training.chat import Chat
@@ -20,7 +21,7 @@ from retrain.training.model.loading import Loaded, cast_weights, distinct
 from retrain.training.policy import TorchPolicy
 from retrain.training.reference import fingerprint
 from retrain.training.settings import PolicySettings
-from retrain.training.tensor_cache import cached, content_key
+from retrain.training.tensor_cache import cached
 from retrain.types import ExpertRow, Observer, Problem
 from retrain.version import __version__
 
@@ -83,7 +84,7 @@ def warm_start(
 
     def made() -> tuple[dict[str, Tensor], bool]:
         facts = _facts(loaded, used, settings)
-        facts |= {"rows": content_key({"rows": [asdict(row) for row in rows]})} if rows else {}
+        facts |= {"rows": digest_of([asdict(row) for row in rows])} if rows else {}
         return cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
 
     # The group with the long timeout, because the others wait for the whole warm start.
@@ -143,7 +144,7 @@ def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings
         "code": [__version__, _RECIPE],
         "architecture": loaded.model.config.to_json_string(use_diff=True),
         "weights": fingerprint(distinct(loaded.model.state_dict())),
-        "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
-        "problems": content_key({"texts": texts}),
+        "tokenizer": digest_of(loaded.tokenizer.get_vocab(), loaded.tokenizer.chat_template),
+        "problems": digest_of(texts),
         "settings": asdict(settings) | {"chat": loaded.mode} | dict(loaded.chat_params),
     }

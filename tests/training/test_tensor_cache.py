@@ -3,8 +3,9 @@ import multiprocessing
 import pytest
 import torch
 
+from retrain.functional.seeds import digest_of
 from retrain.system.files import SUMS
-from retrain.training.tensor_cache import cache_root, cached, content_key
+from retrain.training.tensor_cache import cache_root, cached
 from tests.waiting import until
 
 FACTS = {"model": "tiny", "steps": 3}
@@ -17,7 +18,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def entry():
-    return cache_root() / "warmup" / content_key(FACTS)
+    return cache_root() / "warmup" / digest_of(FACTS)[:32]
 
 
 def refuse():
