@@ -97,8 +97,12 @@ class ProcessRewards(ScoringSignal):
         every: Literal["step", "epoch"] = "step",
         path: str | None = None,
     ) -> None:
-        self._policy, self._tokenizer, self._beta = policy, tokenizer, beta
-        self._update, self._loss, self.every_epoch = update, loss, every == "epoch"
+        self._policy = policy
+        self._tokenizer = tokenizer
+        self._beta = beta
+        self._update = update
+        self._loss = loss
+        self.every_epoch = every == "epoch"
         settings = own_optimizer(policy, "prm", lr, max_grad_norm)
         self.model = trained_second_model(policy, tokenizer, "prm", settings, path, "[prime] path")
         self._frozen = policy.reference() if reference == "frozen" else None

@@ -77,7 +77,10 @@ class Critic(ScoringSignal):
         lam: _UnitShare = 1.0,
         warmup_steps: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        self._tokenizer, self._gamma, self._lam, self._warmup_steps = tokenizer, gamma, lam, warmup_steps
+        self._tokenizer = tokenizer
+        self._gamma = gamma
+        self._lam = lam
+        self._warmup_steps = warmup_steps
         settings = own_optimizer(policy, "critic", lr, max_grad_norm, epochs)
         self.model: Any = trained_second_model(
             policy, tokenizer, "critic", settings, path, "[critic] path", has_values=True
