@@ -18,7 +18,6 @@ from retrain.functional.numbers import last_number
 from retrain.functional.seeds import derive_seed, digest_of, is_heldout
 from retrain.protocols import Task
 from retrain.registry import Finding, reward, task
-from retrain.rewards.text import check_group, check_pattern
 from retrain.system.extras import library
 from retrain.types import Problem
 
@@ -115,9 +114,12 @@ class Gym(Task):
 
 def _check_answer(answer: str) -> str:
     try:
-        return answer if answer in ("tag", "number") else check_group(check_pattern(answer))
-    except ValueError as error:
-        raise ValueError(f'neither "tag" nor "number" nor a pattern: {error}') from None
+        if answer not in ("tag", "number") and not re.compile(answer).groups:
+            raise ValueError("it has no group")
+    except (re.error, ValueError) as error:
+        fix = 'use "tag", "number", or an expression with a group, such as "Answer: (.*)"'
+        raise ValueError(f"{error}; {fix}") from None
+    return answer
 
 
 @reward("gym", extra=("reasoning_gym", "gym"))

@@ -31,7 +31,7 @@ def not_a_number(answer: str) -> str:
     return "" if read_number(reference(answer)) is not None else f"the answer {answer[-100:]!r} is not one number"
 
 
-def check_pattern(pattern: str) -> str:
+def _check_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -39,14 +39,14 @@ def check_pattern(pattern: str) -> str:
     return pattern
 
 
-def check_group(pattern: str) -> str:
+def _check_group(pattern: str) -> str:
     if not re.compile(pattern).groups:
         raise ValueError("captures nothing: put the part that matches the answer in parentheses")
     return pattern
 
 
-Pattern = Annotated[str, AfterValidator(check_pattern)]
-Capturing = Annotated[Pattern, AfterValidator(check_group)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+Capturing = Annotated[Pattern, AfterValidator(_check_group)]
 
 
 @reward("exact", answers=no_answer)

@@ -145,7 +145,7 @@ params = {{ answer = "{answer}" }}
         (
             "{ min_terms = 2 }",
             "numbr",
-            'run.toml:9:12: [[rewards.params]] answer: "numbr": neither "tag" nor "number" nor',
+            'run.toml:9:12: [[rewards.params]] answer: "numbr": it has no group; use "tag"',
         ),
     ],
 )
