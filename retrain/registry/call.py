@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sysconfig
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -62,8 +61,7 @@ class Call:
     def __call__(self, columns: Mapping[str, Any] | None = None) -> Generator[None]:
         """Guard a call of the component inside the block.
 
-        RetrainError and Ctrl-C pass through unchanged. A process that the component forked ends here with exit code 1,
-        because a second copy of the run would write the same files.
+        RetrainError and Ctrl-C pass through unchanged.
 
         Args:
             columns: arguments of the component, by name.
@@ -75,7 +73,6 @@ class Call:
         tensors = {name: value for name, value in (columns or {}).items() if hasattr(type(value), "_version")}
         copied = sum(value.numel() for value in tensors.values()) <= _LARGEST_COPY
         before = {name: _snapshot(value, copied) for name, value in tensors.items()}
-        process = os.getpid()
         try:
             yield
         except (RetrainError, KeyboardInterrupt):
@@ -84,12 +81,6 @@ class Call:
             failure = self.fail(f"raised {described(error)}")
             failure.add_note(own_frames(error))
             raise failure from error
-        finally:
-            if os.getpid() != process:
-                # `os.write` and `os._exit` leave the copies of the parent's buffers and exit handlers alone.
-                text = f'{self.kind} "{self.name}": a forked process ends where it leaves the component\n'
-                os.write(2, text.encode())
-                os._exit(1)
         if written := [name for name, value in tensors.items() if _has_changed(before[name], value)]:
             raise self.fail(
                 f"writes into {', '.join(written)}, which other components and the trainer also read; "
