@@ -97,9 +97,9 @@ def _tasks(
     parameters = Parameters(overrides)
     # The task holds out nothing, so that `divide` itself chooses the validation rows.
     given = {} if origin is None else {_KEYS[source]: origin, "heldout_fraction": 0.0}
-    bound = parameters.bind("task", name if origin is None else source, **given)
+    chosen = parameters.bind("task", name if origin is None else source, **given)
     parameters.refuse_unread()
-    return bound.build({"seed": seed}), {}
+    return chosen.build({"seed": seed}), {}
 
 
 def _parquet(parts: dict[str, list[dict[str, Any]]]) -> dict[str, bytes]:

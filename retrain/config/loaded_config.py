@@ -73,7 +73,7 @@ class LoadedConfig:
         """Rewards with their settings for the reward pool."""
         pairs = zip(self.config.rewards, self.all("reward"), strict=True)
         return [
-            Entry(bound, float(bound.params["weight"]), entry.timeout_s, entry.concurrency) for entry, bound in pairs
+            Entry(reward, float(reward.params["weight"]), entry.timeout_s, entry.concurrency) for entry, reward in pairs
         ]
 
     @property
@@ -83,12 +83,12 @@ class LoadedConfig:
 
     def task(self, seed: int) -> Task:
         """Build the task with a seed; with `[[environments]]` or `[[tasks]]` the mixture of their tasks."""
-        bound, entries = self.all("task"), self.config.environments or self.config.tasks
+        tasks, entries = self.all("task"), self.config.environments or self.config.tasks
         if not entries:
-            return bound[0].build({"seed": seed})
+            return tasks[0].build({"seed": seed})
         from retrain.environments.mixture import Mixture, WeightedTask
 
-        named = zip(mixed_labels(self.config), bound, entries, strict=True)
+        named = zip(mixed_labels(self.config), tasks, entries, strict=True)
         parts = {
             # Each task has random numbers of its own, so that adding one does not change the problems of the others.
             label: WeightedTask(task.build({"seed": derive_seed(seed, label)}), e.weight)
@@ -112,8 +112,8 @@ class LoadedConfig:
     def resolved(self) -> dict[str, Any]:
         """Return the complete configuration as JSON data: sections with defaults, tables, components by kind."""
         components: dict[str, list[dict[str, Any]]] = {}
-        for slot, bound in self.slots.items():
-            row = {"name": bound.name, "source": bound.source, "params": dict(bound.params)}
+        for slot, component in self.slots.items():
+            row = {"name": component.name, "source": component.source, "params": dict(component.params)}
             components.setdefault(slot.kind, []).append(row)
         return {
             **self.config.model_dump(mode="json"),

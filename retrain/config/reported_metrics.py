@@ -21,15 +21,15 @@ def reported_metrics(loaded: LoadedConfig) -> dict[str, Metric]:
     steps only are included, and so are those that plug-ins declare by the trait `metrics`.
     """
     components = list(_components(loaded))
-    names = {bound.name for bound in components}
+    names = {component.name for component in components}
     filled = _placeholders(loaded)
     reported: dict[str, Metric] = {}
     for metric in metrics().values():
         used = not metric.uses or not names.isdisjoint(metric.uses)
         if used and all(_is_set(loaded.config, key) for key in metric.keys):
             reported |= dict.fromkeys(_complete(metric.name, filled), metric)
-    for bound in components:
-        reported |= {name: Metric(name, meaning) for name, meaning in bound.traits.metrics.items()}
+    for component in components:
+        reported |= {name: Metric(name, meaning) for name, meaning in component.traits.metrics.items()}
     return reported
 
 
@@ -42,8 +42,9 @@ def metric_problem(name: str, loaded: LoadedConfig) -> tuple[str, str] | None:
     if name in reported or any(metric.matches(name) for key, metric in reported.items() if "{" in key):
         return None
     area = name.partition("/")[0]
-    silent = [bound for bound in _components(loaded) if bound.source != "built-in" and not bound.traits.metrics]
-    if silent and area not in {metric.partition("/")[0] for metric in metrics()}:
+    of_others = (component for component in _components(loaded) if component.source != "built-in")
+    may_report_more = any(not component.traits.metrics for component in of_others)
+    if may_report_more and area not in {metric.partition("/")[0] for metric in metrics()}:
         return None
     weights = {term.name: term.params["weight"] for term in loaded.all("loss")}
     if area == "loss" and weights.get(term := name.removeprefix("loss/")) == 0:
@@ -77,16 +78,16 @@ def result_problem(name: str, loaded: LoadedConfig) -> tuple[str, str] | None:
 
 def _components(loaded: LoadedConfig) -> Iterator[Component]:
     """Yield the components that can report in a step: also the signals that others read."""
-    yield from (bound for bound in loaded.slots.values() if bound.params.get("weight") != 0)
+    yield from (component for component in loaded.slots.values() if component.params.get("weight") != 0)
     yield from (stage for stage in loaded.pipeline.graph if stage.kind == "signal")
 
 
 def _placeholders(loaded: LoadedConfig) -> dict[str, Collection[str]]:
     """Return the names that stand for {loss}, {reward}, {source} and {transform} in this run."""
     drops = (
-        bound.name
-        for bound in loaded.all("transform")
-        if is_correction(bound) and registry.transform.traits_of(bound).drops_only
+        transform.name
+        for transform in loaded.all("transform")
+        if is_correction(transform) and registry.transform.traits_of(transform).drops_only
     )
     config = loaded.config
     of_environment = ["{reward}"] if config.environment.name or config.environments else []  # it names its own parts

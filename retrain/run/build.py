@@ -82,8 +82,8 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
         continue_from.begin(config, model, context.sampler, context.pool)
     context.row_sources = _row_sources(loaded, resources, observe)
     # With several ranks, each of them would record every step.
-    bound = () if ranks.rank else loaded.all("tracker")
-    context.trackers = _trackers(bound, resources, observe)
+    trackers = () if ranks.rank else loaded.all("tracker")
+    context.trackers = _trackers(trackers, resources, observe)
     context.sets = {
         name: _measured(context, config_of_set, loaded, tasks[name]) for name, config_of_set in loaded.sets.items()
     }
@@ -204,19 +204,18 @@ def build_trained(loaded: LoadedConfig, run: Path, ranks: Ranks, observe: Observ
 
 def _row_sources(loaded: LoadedConfig, resources: Mapping[str, Any], observe: Observer) -> dict[str, RowSource]:
     """Build the row sources by name, each with the number of rows that it provides per step."""
-    bound = loaded.sources
     prompts, counts = loaded.division
     shared = {**resources, "prompt_count": prompts, "observe": observe}
     return {
         name: source.build({**shared, "label": name, "row_count": count})
-        for (name, source), count in zip(bound.items(), counts, strict=True)
+        for (name, source), count in zip(loaded.sources.items(), counts, strict=True)
     }
 
 
-def _trackers(bound: Iterable[Component], resources: Mapping[str, Any], observe: Observer) -> list[SafeTracker]:
+def _trackers(trackers: Iterable[Component], resources: Mapping[str, Any], observe: Observer) -> list[SafeTracker]:
     """Build the trackers. If one cannot be built, warn and train without it."""
     built: list[SafeTracker] = []
-    for tracker in bound:
+    for tracker in trackers:
         from retrain.tracking.tracker_guard import SafeTracker
 
         try:

@@ -194,8 +194,9 @@ def _terms(loaded: LoadedCampaign) -> dict[str, Any]:
 
 def _hash(config: LoadedConfig) -> str:
     """Return a hash of a configuration with its defaults, without the tables that do not affect results."""
-    bound = {component.table for component in config.slots.values()}
-    free = {*free_tables(), *bound}  # what a table of a bound component sets is among the component's parameters
+    # What these tables set is among the parameters of their components.
+    of_components = {component.table for component in config.slots.values()}
+    free = {*free_tables(), *of_components}
     facts = {name: table for name, table in config.resolved().items() if name not in free}
     facts["components"].pop("tracker", None)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

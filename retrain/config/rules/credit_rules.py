@@ -100,11 +100,11 @@ def continuations(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
 
 def contexts(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Refuse a plain function that reads a field that its context does not have."""
-    for slot, bound in loaded.slots.items():
-        for name in missing_fields(bound.target) if bound.contract == "context" else ():
+    for slot, component in loaded.slots.items():
+        for name in missing_fields(component.target) if component.contract == "context" else ():
             field_names = [item.name for item in fields(TransformContext)]
             fix = did_you_mean(name, field_names, f"its fields: {', '.join(field_names)}")
-            yield Finding(slot.path, f'"{bound.name}" reads {name} of its context, which has no such field', fix)
+            yield Finding(slot.path, f'"{component.name}" reads {name} of its context, which has no such field', fix)
 
 
 def corrections(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:

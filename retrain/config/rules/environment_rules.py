@@ -45,13 +45,13 @@ def unread_settings(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
 def fields(config: Config, loaded: LoadedConfig) -> Iterator[Finding]:
     """Require that environments read only fields that problems have."""
     # An environment for another interpreter is not among them: only its workers can import it.
-    bound = loaded.all("environment")
-    if not bound:
+    environments = loaded.all("environment")
+    if not environments:
         return
     # Imported here, because most runs have no environment.
     from retrain.environments.contract import fields_read
 
-    for environment in bound:
+    for environment in environments:
         try:
             with Call(environment.kind, environment.name)():
                 target: Any = environment.target

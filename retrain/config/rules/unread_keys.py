@@ -74,7 +74,7 @@ def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Com
     """
     named = {slot: component for slot, component in used.items() if slot.params_path == ("algorithm", name)}
     dotted = {slot.name: component for slot, component in named.items() if component.has_params_table}
-    tables = " or ".join(f"[{bound.table}]" for bound in named.values() if not bound.has_params_table)
+    tables = " or ".join(f"[{component.table}]" for component in named.values() if not component.has_params_table)
     why = "only a dotted path reads this table", f"set it in {tables}" if tables else "name one, or remove the key"
     if dotted:
         why = f"{' and '.join(dotted)} do not take it", "remove it"

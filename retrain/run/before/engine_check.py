@@ -33,7 +33,7 @@ def engine_status(name: str) -> str:
         return f"broken: {error}"
 
 
-def _sample(bound: registry.Component) -> str:
+def _sample(engine: registry.Component) -> str:
     """Build the engine, sample one token and return the engine's description."""
     import torch
 
@@ -45,7 +45,7 @@ def _sample(bound: registry.Component) -> str:
     with tempfile.TemporaryDirectory() as folder:
         parts = {"model": model, "tokenizer": tokenizer, "seed": 0, "device": device, "run_dir": Path(folder)}
         parts["trainer_dtype"] = "float32"
-        sampler: Sampler = bound.build(parts)
+        sampler: Sampler = engine.build(parts)
         try:
             sampler.load_weights(model.state_dict(), 0)
             sampler.sample([Request((3,), count=1, max_tokens=1, stream=0)], Sampling())

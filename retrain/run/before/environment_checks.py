@@ -74,10 +74,10 @@ def launch(loaded: LoadedConfig) -> Launch:
         environment.max_turns, environment.turn_tokens, environment.observation_tokens, config.training.max_tokens
     )
     # The environments that can be imported here, in the order of the labels.
-    bound, hellos = iter(loaded.all("environment")), dict[str, Hello]()
+    environments, hellos = iter(loaded.all("environment")), dict[str, Hello]()
     for label, entry in zip(labels(config), config.environments or (environment,), strict=True):
         name = str(entry.name)
-        environment_here = None if needs_own_interpreter(config, name) else next(bound)
+        environment_here = None if needs_own_interpreter(config, name) else next(environments)
         target = name if environment_here is None else environment_here.path
         params = entry.params if environment_here is None else environment_here.arguments
         declared = None if environment_here is None else registry.environment.traits_of(environment_here)

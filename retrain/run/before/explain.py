@@ -127,14 +127,14 @@ def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
         keys.setdefault((slot.kind, slot.name), show(slot.path))
     return [
         {
-            bound.kind: bound.name,
-            "from": _source(bound),
-            "key": keys[bound.kind, bound.name],
-            "reads": list(bound.reads),
-            "params": masked(dict(bound.params)),
-            "called": form_of(bound).described() if bound.kind == "reward" else None,
+            component.kind: component.name,
+            "from": _source(component),
+            "key": keys[component.kind, component.name],
+            "reads": list(component.reads),
+            "params": masked(dict(component.params)),
+            "called": form_of(component).described() if component.kind == "reward" else None,
         }
-        for bound in loaded.slots.values()
+        for component in loaded.slots.values()
     ]
 
 
@@ -148,14 +148,14 @@ def _preset(loaded: LoadedConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _source(bound: Component) -> str:
-    if bound.source == "built-in":
-        return bound.source
+def _source(component: Component) -> str:
+    if component.source == "built-in":
+        return component.source
     try:
         # Code that was typed into an interpreter, or written in C, has no file.
-        return f"{inspect.getsourcefile(bound.target)} ({bound.source})"
+        return f"{inspect.getsourcefile(component.target)} ({component.source})"
     except TypeError:
-        return bound.source
+        return component.source
 
 
 def _engine(loaded: LoadedConfig) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _loss(loaded: LoadedConfig) -> dict[str, Any]:
     used = [term.name for term in objective.terms]
     off = [term.name for term in loaded.all("loss") if term.name not in used]
     terms = [{"term": term.name, "weight": term.params["weight"]} for term in objective.terms]
-    reductions = [bound.name for bound in loaded.all("reduction")]
+    reductions = [reduction.name for reduction in loaded.all("reduction")]
     sft = {"sft_reduction": reductions[-1]} if objective.mixed else {}
     return {"terms": terms, "switched_off": off, "reduction": reductions[0]} | sft
 
