@@ -28,13 +28,6 @@ class ConditionEntry(BaseModel):
     seed_offset: Natural = 0
     """Added to the seeds of this condition's runs, to compare a condition with itself under other seeds."""
 
-    @field_validator("label")
-    @classmethod
-    def _printable(cls, label: str | None) -> str | None:
-        if label is not None and not label.isprintable():
-            raise ValueError("the label has a line break or another character that cannot be printed")
-        return label
-
 
 class Campaign(Section):
     """`[campaign]`: conditions x seeds."""
