@@ -24,6 +24,8 @@ Rows = Iterable[tuple[str, Any]]
 """Pairs (place, row). The place is `file:number`, counted from 1, as errors show it. The row is the parsed value, or a
 BadRow if it could not be parsed."""
 
+_MAX_LINE = 1_000_000
+"""Maximum length of a line in bytes. A longer line is an error and is not read as a whole, to limit memory."""
 _MAX_OBJECT = 64 << 20
 """Maximum size in bytes of a JSON file with one object, whose parsed form can be twenty times as large."""
 _MAX_LISTED = 20
@@ -32,6 +34,8 @@ _MAX_REASON = 500
 """Maximum number of characters of the reason why a row is bad, which may contain names of its fields."""
 _POSSIBLY_INFINITE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{309}")
 """Matches in all texts that contain a number too large for a float, and in some others."""
+_FIELD_SEPARATOR = re.compile(rb'"\s*:')
+"""Separator after the name of every field. It may also occur inside a string."""
 _EXPECTED = {
     "bool": "true or false",
     "dict": "an object with named fields",
@@ -154,17 +158,38 @@ def jsonl_rows(path: str | Path, finite: bool = True) -> Rows:
     opened: Any = gzip.open if str(path).endswith(".gz") else open
     try:
         with opened(expanded(path), "rb") as file:
-            for number, line in enumerate(file, 1):
-                # Windows editors write a byte order mark in front of the first line.
-                text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                if text.strip():
-                    try:
-                        row = parse_json(text, finite)
-                    except BadRow as reason:
-                        row = reason
-                    yield f"{path}:{number}", row
+            number = 0
+            # One more than allowed, which tells a longer line from one of exactly that length.
+            while line := file.readline(_MAX_LINE + 1):
+                number += 1
+                complete = len(line) <= _MAX_LINE
+                while not line.endswith(b"\n") and (rest := file.readline(_MAX_LINE)):
+                    line = rest
+                if not complete:
+                    yield f"{path}:{number}", BadRow(f"the line is longer than {_MAX_LINE:,} bytes")
+                elif line.strip():
+                    yield f"{path}:{number}", _parsed(line, number, finite)
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
+
+
+def _parsed(line: bytes, number: int, finite: bool) -> Any:
+    """Return the parsed value of a line, or a BadRow. Only the first line may begin with a byte order mark."""
+    try:
+        row = parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, finite=finite)
+        # The slower parser that finds duplicate fields runs only if there are more separators than fields.
+        if not isinstance(row, dict) or len(_FIELD_SEPARATOR.findall(line)) > len(cast(dict[str, Any], row)):
+            json.loads(line.decode("utf-8-sig"), object_pairs_hook=_check_unique)
+    except BadRow as reason:
+        return reason
+    return row
+
+
+def _check_unique(pairs: list[tuple[str, Any]]) -> None:
+    """Raise BadRow if a JSON object has two fields with the same name: parsers differ in which one they keep."""
+    names = Counter(name for name, _ in pairs)
+    if len(names) < len(pairs):
+        raise BadRow(f'two fields are called "{names.most_common(1)[0][0]}"')
 
 
 def parquet_rows(path: str | Path) -> Rows:

@@ -36,10 +36,17 @@ BAD = {
     b'{"prompt": " ", "answer": "a"}\n': "prompt: empty",
     b'{"prompt": [], "answer": "a"}\n': "messages must end with a message to answer",
     b'{"prompt": [{"role": "robot", "content": "q"}], "answer": "a"}\n': "prompt[0].role: Input should be",
+    b'{"prompt": "q", "answer": "a", "answer": "b"}\n': 'two fields are called "answer"',
     b'{"prompt": "q", "answer": "a", "x": NaN}\n': "not JSON: expected value at column 37",
     b'{"prompt": "caf\xe9", "answer": "a"}\n': "not UTF-8: byte 0xe9 at column 16; save the file as UTF-8",
+    b'{"prompt": "' + b"x" * 1_048_576 + b'", "answer": "a"}\n': "the line is longer than 1,000,000 bytes",
     b"[" * 100_000 + b"\n": "not JSON",
 }
+
+
+def test_a_row_may_quote_the_name_of_a_field(tmp_path):
+    row = b'{"prompt": "is {\\"answer\\": 1} JSON?", "answer": "a", "x": {"answer": "b"}}\n'
+    assert len(Jsonl(0, path=str(write(tmp_path / "data.jsonl", [row] * 3)), heldout_fraction=0.0).train) == 3
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD.items(), ids=list(range(len(BAD))))
