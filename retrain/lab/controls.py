@@ -86,7 +86,7 @@ def shuffled(advantages: Tensor, response_mask: Tensor, step: int) -> tuple[Tens
 
     Sum, sizes and signs of a row's credit stay; only where it falls is lost. A method that is not better than with its
     credit shuffled does not owe its gain to the tokens that it selects. The turns of an episode are one row. The order
-    depends on the step's seed alone.
+    follows from the step's seed and the lengths of all rows of the batch: in another batch the same row has another.
 
     Args:
         advantages: [N, T]; response_mask: [N, T] bool; step: training step, from 0.
