@@ -64,6 +64,8 @@ def _check_place(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """Require token credit before the placebo, and corrections for the sampler behind it."""
     chain = transform_chain(config.algorithm.transform_mode)
     before = [*takewhile(lambda name: name != PLACEBO, chain)]
+    if chain.count(PLACEBO) > 1:
+        yield Finding((), "it is there twice, with the same order twice, which is no random order", "name it once")
     mode = config.algorithm.algorithm_mode or ""
     is_algorithm = mode in names("algorithm") or (is_dotted(mode) and not mode.endswith(".toml"))  # else a preset
     if not before and not is_algorithm:

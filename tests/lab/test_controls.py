@@ -88,6 +88,7 @@ def test_the_placebo_is_every_order_equally_often_and_of_the_steps_seed_alone():
         ('transform_mode = "shuffled"', "run.toml:4:1: .* nothing before it gives tokens credit of their own"),
         ('transform_mode = "shuffled"\nalgorithm_mode = "hicra"', "nothing before it gives tokens credit"),
         ('transform_mode = ["gtpo", "tis", "shuffled"]', 'would move the corrections of "tis".*; put it before tis'),
+        ('transform_mode = ["gtpo", "shuffled", "hicra", "shuffled"]', "it is there twice"),
         ('transform_mode = ["sepa", "shuffled"]', "no later stage reads it"),
     ],
 )

@@ -12,6 +12,7 @@ from retrain.api import RunContext, seed_generators
 from retrain.config.loaded_config import LoadedConfig
 from retrain.errors import ComponentError, did_you_mean
 from retrain.functional.seeds import derive_seed
+from retrain.lab.controls import PLACEBO
 from retrain.registry import Component, bind, find, is_dotted, names
 from retrain.registry.component import MARK
 from retrain.registry.lookup import load_object
@@ -81,30 +82,39 @@ def chain_of(loaded: LoadedConfig, words: Sequence[str]) -> tuple[Component, ...
     Raises:
         ComponentError: there is no such component, or they are not a valid combination.
     """
-    stages = [stage for word in words for stage in _stages(loaded, word)]
+    if words == [stage.name for stage in loaded.credit]:
+        return loaded.credit
+    stages: list[Component] = []
+    for position, word in enumerate(words):
+        chain = transform_chain(word)
+        # "sepa" names a chain, whose first stage has the same name: "sepa+gtpo" has both stages already.
+        spelled_out = len(chain) > 1 and [*chain] == words[position : position + len(chain)]
+        stages += [_stage(loaded, name) for name in ([word] if spelled_out else chain)]
+    if [stage.name for stage in stages].count(PLACEBO) > 1:
+        problem = f'"{PLACEBO}" twice has the same order twice, which is no random order'
+        raise ComponentError(problem, f"write {PLACEBO} once")
     # Only the first part can make credit; transforms change what is there.
     if any(stage.kind != "transform" for stage in stages[1:]):
         problem = f'"{"+".join(words)}" is not an advantage or an algorithm with transforms after it'
         fix = 'write ADVANTAGE, ALGORITHM or TRANSFORM, and after it +TRANSFORM, such as "grpo+gtpo"'
         raise ComponentError(problem, fix)
-    baseline = _stages(loaded, BASELINE) if stages[0].kind == "transform" else []
+    # The chain "none" has no stage: the baseline alone.
+    baseline = [] if stages and stages[0].kind != "transform" else [_stage(loaded, BASELINE)]
     return (*baseline, *stages)
 
 
-def _stages(loaded: LoadedConfig, word: str) -> list[Component]:
-    """Find the components that a word names; the name of a chain, such as those of `CHAINS`, gives several."""
+def _stage(loaded: LoadedConfig, word: str) -> Component:
+    """Find the component of this name, or at this dotted path."""
     of_the_run = [stage for stage in loaded.slots.values() if stage.name == word and stage.kind in _KINDS]
     # With the parameters of the run's configuration, not the defaults.
     if of_the_run:
-        return of_the_run[:1]
-    if word in CHAINS:
-        return [stage for name in transform_chain(word) for stage in _stages(loaded, name)]
+        return of_the_run[0]
     for kind in _KINDS:
         if (stage := loaded.named(kind, word)) is not None:
-            return [stage]
+            return stage
     if is_dotted(word):
         search_paths = loaded.config.plugins.search_paths
-        return [bind(_kind(word, search_paths), word, search_paths=search_paths)]
+        return bind(_kind(word, search_paths), word, search_paths=search_paths)
     every = [*CHAINS, *(name for kind in _KINDS for name in names(kind))]
     raise ComponentError(f'there is no method "{word}"', did_you_mean(word, every, f"known: {', '.join(every)}"))
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from retrain.algorithms.advantages.group_baselines import grpo, rloo
+from retrain.config.load import load
 from retrain.functional.masked import expand
 from retrain.lab.audit.credit_audit import MeasuredBatch, judge
 from retrain.lab.audit.gradient_quality import quality
+from retrain.lab.audit.methods import chain_of
 from tests.commands import invoke
 from tests.tabular_policy import STEPS, Tabular
 
@@ -177,8 +179,27 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
 
 
 @pytest.mark.parametrize(
+    ("mode", "method", "stages"),
+    [
+        ('"none"', "sepa", "grpo sepa gtpo"),
+        ('"none"', "maxrl+gtpo_sepa", "maxrl sepa gtpo"),
+        ('"none"', "sepa+gtpo", "grpo sepa gtpo"),
+        ('"none"', "sepa+shuffled", "grpo sepa gtpo shuffled"),
+        ('"none"', "none", "grpo"),
+        ('"sepa"', "grpo+sepa+gtpo", "grpo sepa gtpo"),
+        ('["gtpo", "hicra"]', "gtpo_hicra", "grpo gtpo hicra"),
+    ],
+)
+def test_the_name_of_a_chain_is_that_of_its_stages(tmp_path, mode, method, stages):
+    (tmp_path / "run.toml").write_text(f"[algorithm]\ntransform_mode = {mode}\n")
+    chain = chain_of(load(tmp_path / "run.toml"), method.split("+"))
+    assert " ".join(stage.name for stage in chain) == stages
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
+        (["--methods", "gtpo+shuffled+shuffled"], "write shuffled once"),
         (["--methods", "gropo"], 'did you mean "grpo"'),
         (["--methods", "gtpo+grpo"], "is not an advantage or an algorithm with transforms"),
         (["--methods", "gtpo+vine"], "is not an advantage or an algorithm"),
