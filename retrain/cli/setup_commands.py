@@ -9,12 +9,15 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import chdir, nullcontext
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from importlib.util import find_spec
+from io import StringIO
 from itertools import accumulate
 from keyword import iskeyword
 from pathlib import Path
+from token import NAME
+from tokenize import generate_tokens
 from typing import Annotated, Any
 
 import tomli
@@ -34,6 +37,8 @@ _PACKAGES = ("transformers", "tokenizers", "safetensors", "pydantic", "wandb")
 """Distributions whose versions `doctor` shows."""
 _FOR_DEVELOPERS = {"bench", "dev", "docs", "test"}
 """Extras that `doctor` leaves out."""
+_OF_PYTEST = {"_pytest", "conftest", "iniconfig", "pluggy", "py"}
+"""Modules that pytest imports. A plug-in must not take their names, also where pytest is installed later."""
 _SKILL = Path("SKILL.md")
 _FOLDER = "name a file in a directory that you can write"
 
@@ -92,22 +97,48 @@ def _write_plugin(kind: str, name: str, force: bool) -> None:
     kinds = {path.stem: path for path in sorted((Path(__file__).with_name("templates") / "plugin").iterdir())}
     if kind not in kinds:
         raise ConfigError.at("--plugin", kind, "there is no such template", f"use one of {', '.join(kinds)}")
-    # The file NAME.py would hide an installed module of this name from everything that is run beside it.
-    taken = iskeyword(name) or (name.isidentifier() and find_spec(name) and not Path(f"{name}.py").exists())
-    if taken or not name.isidentifier():
-        problem = "is not a name that a module of yours can have"
-        raise ConfigError.at("--plugin", name, problem, f"retrain init --plugin {kind} my_{kind}")
     # A template holds several files, each after a line "--- FILE".
-    parts = kinds[kind].read_text(encoding="utf-8").replace("NAME", name).split("--- ")[1:]
-    texts = {Path(file): text for file, _, text in (part.partition("\n") for part in parts)}
+    parts = [part.partition("\n") for part in kinds[kind].read_text(encoding="utf-8").split("--- ")[1:]]
+    texts = {file.replace("NAME", name): text.replace("NAME", name) for file, _, text in parts}
     for file in texts:
-        _refuse_existing(file, force)
-    with writing(Path(name), _FOLDER):
+        _refuse_existing(Path(file), force)
+    fix = f"choose another name: retrain init --plugin {kind} my_{kind}"
+    if problem := _unfit(name, "".join(text for file, _, text in parts if file.endswith(".py"))):
+        raise ConfigError.at("--plugin", name, problem, fix)
+    from retrain.config.load import load  # imported late, as above
+
+    # Written apart first: a run file that is invalid with this name replaces nothing.
+    with writing(Path(name), _FOLDER), tempfile.TemporaryDirectory(dir=Path.cwd()) as trial:
         for file, text in texts.items():
-            file.write_text(text, encoding="utf-8")
+            Path(trial, file).write_text(text, encoding="utf-8")
+        try:
+            with chdir(trial):
+                load(f"{name}.toml")
+        except ConfigError as error:
+            mistake = error.problems[0]
+            problem = f"{name}.toml would be invalid: {mistake.key}: {mistake.problem}"
+            raise ConfigError.at("--plugin", name, problem, fix) from None
+        for file in texts:
+            Path(trial, file).replace(file)
     needed = "" if find_spec("pytest") else "pip install pytest, then "
     test = f"{needed}python -m pytest test_{name}.py"
-    say(f"wrote {', '.join(map(str, texts))}\nnext: {test}, then retrain train {name}.toml")
+    say(f"wrote {', '.join(texts)}\nnext: {test}, then retrain train {name}.toml")
+
+
+def _unfit(name: str, code: str) -> str:
+    """Return why a module and its function cannot have a name, or ""; `code` is that of the template's Python files."""
+    if not name.isidentifier() or iskeyword(name):
+        return "is not a name that Python allows"
+    if name.startswith(("test", "__")):
+        return "is a name with a meaning for pytest or Python"
+    # The function would hide what the files import or assign under this name, or be hidden by it.
+    used = {token.string for token in generate_tokens(StringIO(code).readline) if token.type == NAME}
+    if name in used or name in _OF_PYTEST:
+        return "is a name that the written files or pytest use"
+    # NAME.py would hide an installed module of this name from everything that is run beside it.
+    if (spec := find_spec(name)) and spec.origin != str(Path.cwd() / f"{name}.py"):
+        return "is the name of an installed module"
+    return ""
 
 
 def show_help(

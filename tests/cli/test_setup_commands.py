@@ -4,11 +4,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import retrain
+from retrain.cli import setup_commands
 from retrain.cli.run_commands import _how_to_continue
 from retrain.config.load import load
 from tests.commands import invoke as run
@@ -213,10 +215,30 @@ def test_the_tests_of_written_plugins_pass_and_fail_for_what_is_wrong(tmp_path, 
     ("arguments", "says"),
     [
         (["--plugin", "adv", "x"], "there is no such template; use one of advantage, loss, reward, transform"),
-        (["--plugin", "advantage"], "is not a name that a module of yours can have"),
-        (["--plugin", "loss", "json"], "is not a name that a module of yours can have; retrain init --plugin loss my_"),
+        (["--plugin", "advantage"], "run.toml: is not a name that Python allows"),
+        (
+            ["--plugin", "loss", "json"],
+            "is the name of an installed module; choose another name: retrain init --plugin",
+        ),
+        (["--plugin", "advantage", "pytest"], "is a name that the written files or pytest use"),
+        (["--plugin", "reward", "pluggy"], "is a name that the written files or pytest use"),
+        (["--plugin", "loss", "torch"], "is a name that the written files or pytest use"),
+        (["--plugin", "transform", "retrain"], "is a name that the written files or pytest use"),
+        (["--plugin", "advantage", "sum"], "is a name that the written files or pytest use"),
+        (["--plugin", "transform", "transformed"], "is a name that the written files or pytest use"),
+        (["--plugin", "reward", "test_it"], "is a name with a meaning for pytest or Python"),
+        (["--plugin", "reward", "__main__"], "is a name with a meaning for pytest or Python"),
+        (["--plugin", "loss", "training"], "training.toml would be invalid: file: not valid TOML: Cannot declare"),
+        (["--plugin", "loss", "optimizer"], "optimizer.toml would be invalid: [optimizer] clip: unknown key"),
+        (["--plugin", "loss", "strategy"], "strategy.toml would be invalid: [strategy] clip: unknown key"),
+        (["--plugin", "loss", "kl"], "kl.toml would be invalid: [kl] clip: unknown key"),
+        (["--plugin", "reward", "Ünï"], "Ünï.toml would be invalid: [logging] name: the file's name, 'Ünï', is not a "),
+        (["--plugin", "advantage", "größe"], "choose another name: retrain init --plugin advantage my_advantage"),
     ],
 )
-def test_a_plugin_needs_a_kind_and_a_name(arguments, says):
+def test_a_plugin_needs_a_kind_and_a_name_with_which_its_files_work(cwd, monkeypatch, arguments, says):
+    known = find_spec
+    monkeypatch.setattr(setup_commands, "find_spec", lambda name: None if name in ("pytest", "torch") else known(name))
     result = run("init", *arguments)
     assert (result.exit_code, says in result.output) == (2, True), result.output
+    assert [*cwd.iterdir()] == []
