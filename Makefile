@@ -56,7 +56,7 @@ help:
 
 demo: $(VENV)/.core
 	@echo "A model of 1.4 M parameters that has seen mostly wrong sums learns to add: held-out accuracy rises from a third to about 85%,"
-	@echo "and greedily from 0 to 97% or more, in one to two minutes on two cores. The screen shows the time that is left; Ctrl-C saves and stops."
+	@echo "and greedily from 0 to 97% or more, in 1.5 to 4 minutes on two cores. The screen shows the time that is left; Ctrl-C saves and stops."
 	$(BIN)/retrain train configs/quickstart.toml --fresh
 	@$(BIN)/retrain report runs/quickstart
 	@echo "next:"

@@ -269,7 +269,9 @@ CLAIMS = (  # declared before their campaigns ran
         "signs.csv",
         each(
             ("rare: failures alone", "rare: successes times .1"),
-            *((PASS_16, "not worse"), (ENTROPY_OF_ALL, None), (WIDER, None)),
+            (PASS_16, "not worse"),
+            (ENTROPY_OF_ALL, None),
+            (WIDER, None),
         ),
         "pass@16 {rare: both signs@pass@16} → {rare: failures alone@pass@16}, "
         "{rare: successes times .1@pass@16} with a tenth of successes",
@@ -438,10 +440,10 @@ def _interval(comparison: Comparison, expected: Expected, y: float, said: Word) 
     value, *ends = (
         direction(comparison, expected) * number + allowance(comparison, expected) for number in comparison.difference
     )
-    scale = _HALF / max(map(abs, ends))
+    # Half of a bar stays free beyond its far end: if all bars ended at one distance, they would look cut off there.
+    scale = _HALF / (max(map(abs, ends)) + abs(ends[1] - ends[0]) / 2)
     low, high = (_LINE + scale * end for end in sorted(ends))
     fill, color = "#ffffff" if said == "open" else COLORS[said], COLORS[said]
-    # The longer side of every row ends at the same distance; without its caps the line looks cut off there.
     caps = "".join(f"M{end:.1f} {y - 4:g}v8" for end in (low, high))
     return (
         f'<path d="M{low:.1f} {y:g}H{high:.1f}{caps}" fill="none" stroke="{color}" stroke-width="2"/>'

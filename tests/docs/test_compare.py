@@ -10,7 +10,8 @@ from tests.forks import run_command
 
 pytestmark = pytest.mark.repository
 
-PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/compare.md"
 BLOCK = re.compile(r'```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
 
 
@@ -28,3 +29,9 @@ def test_every_example_prints_what_the_page_says(tmp_path):
             runs += 1
     assert runs == 2
     assert (tmp_path / "comparison.html").exists()
+
+
+def test_the_verdict_of_readme_is_what_its_command_prints():
+    readme = (ROOT / "README.md").read_text()
+    ((command, block),) = re.findall(r"`retrain (compare \S+\.csv)`:\n\n```\n(.*?)```", readme, re.DOTALL)
+    assert run_command(*command.split(), cwd=ROOT, code=0).stdout.endswith(block)
