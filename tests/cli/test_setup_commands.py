@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -200,15 +201,52 @@ def test_a_plugin_is_written_with_a_run_file_and_a_test(cwd, monkeypatch, kind):
     assert (again.exit_code, "exists already" in again.output) == (2, True)
 
 
+MUTATIONS = [
+    (r"(?<= )\+(?= )", "-"),
+    (r"(?<= )-(?= )", "+"),
+    (r"(?<= )\*(?= )", "/"),
+    (r"(?<= )/(?= )", "*"),
+    (r" > ", " < "),
+    (r" > ", " >= "),
+    (r"-(?=[\d(])", ""),  # a sign
+    (r"\d+(\.\d+)?", r"(\g<0> + 0.05)"),
+    (r"\d+(\.\d+)?", r"(\g<0> - 0.05)"),
+    (r"(?<![\w.])(\w+) - (\w+)\b(?![.(])", r"\2 - \1"),
+    (r" [-*] \w+\b(?![.(])", ""),
+    (r"\.\w+\(\)", ""),  # .exp(), .strip()
+    (r"\bminimum\b", "maximum"),
+    (r"\bmax\(", "min("),
+    (r"\bsum\(", "max("),
+    (r"\bendswith\b", "startswith"),
+    (r"\bor\b", "and"),
+    (r"\bnot ", ""),
+    (r"\bnot \w+ or ", ""),
+    (r" or [^:]+(?=:)", ""),
+]
+"""Pattern and replacement of each change of a written plug-in: of operators, signs, constants, conditions and calls."""
+
+
 @pytest.mark.slow
-def test_the_tests_of_written_plugins_pass_and_fail_for_what_is_wrong(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for kind in ("advantage", "transform", "reward", "loss"):
-        assert run("init", "--plugin", kind, f"own_{kind}").exit_code == 0
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
-    (tmp_path / "own_advantage.py").write_text("def own_advantage(rewards):\n    return rewards\n")
-    assert b"test_equal_rewards_teach_nothing" in subprocess.run(command, cwd=tmp_path, capture_output=True).stdout
+@pytest.mark.parametrize("kind", ["advantage", "transform", "reward", "loss"])
+def test_the_tests_of_a_written_plugin_pass_and_fail_for_every_change_of_it(cwd, kind):
+    assert run("init", "--plugin", kind, "own").exit_code == 0
+    head, _, body = Path("own.py").read_text().split('"""')
+    code = head + body
+    mutants = [code] + [
+        code[: match.start()] + match.expand(new) + code[match.end() :]
+        for pattern, new in MUTATIONS
+        for match in re.finditer(pattern, code)
+    ]
+    assert len(mutants) == len({*mutants}) > 5
+    # One process tests them all, each as a plug-in with a name of its own.
+    for number, mutant in enumerate(mutants):
+        compile(mutant, f"own_{number}.py", "exec")
+        Path(f"own_{number}.py").write_text(mutant.replace("own", f"own_{number}"))
+        Path(f"test_own_{number}.py").write_text(Path("test_own.py").read_text().replace("own", f"own_{number}"))
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", *cwd.glob("test_own_*")]
+    said = subprocess.run(command, cwd=cwd, capture_output=True, text=True).stdout
+    failed = {int(number) for number in re.findall(r"FAILED .*?test_own_(\d+)\.py", said)}
+    assert [mutants[number] for number in range(len(mutants)) if number not in failed] == [code], said
 
 
 @pytest.mark.parametrize(
