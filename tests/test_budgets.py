@@ -10,9 +10,9 @@ pytestmark = pytest.mark.repository
 
 PACKAGE, MODULE, FUNCTION = 16, 450, 70
 """Modules of a package; code lines of a module; code lines of a function."""
-CORE_LINES = 31_078
+CORE_LINES = 30_784
 """Code lines of the package without lab/ and adapters/. Lower the number to what is reached; never raise it."""
-DOCS_WORDS = 51_921
+DOCS_WORDS = 51_917
 """Words of docs/*.md, as `wc -w` counts them. Lower the number to what is reached; never raise it."""
 VAGUE = {"one", "found", "own", "place", "known"}
 """Names that say nothing about what they hold."""
