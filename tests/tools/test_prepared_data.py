@@ -91,7 +91,9 @@ def test_final_answer_takes_what_follows_the_marks():
 @pytest.mark.parametrize("field", ["prompt", "question"])
 def test_the_tasks_of_this_package_read_the_files_back(tmp_path, kind, encode, field):
     sides = dict(zip(("train", "val"), select(Addition(0), 30, 10), strict=True))
-    files = {f"{name}.{kind.kind}": encode(rows(side, name, "addition", "math")) for name, side in sides.items()}
+    files = {
+        f"{name}.{kind.__name__.lower()}": encode(rows(side, name, "addition", "math")) for name, side in sides.items()
+    }
     publish(tmp_path, files)
     paths = [str(tmp_path / name) for name in files]
     task = kind(0, path=paths[0], heldout_path=paths[1], prompt_field=field)

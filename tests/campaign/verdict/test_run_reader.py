@@ -84,8 +84,8 @@ def test_a_path_without_a_run_is_refused(tmp_path):
 
 def test_any_metric_of_a_run_is_an_outcome(cells):
     paths = [cells / "one/cells" / label / f"s{seed}" for label in ("grpo", "maxrl") for seed in range(3)]
-    last = read_runs(paths, Outcome(metric="sepa_lambda", goal="max"))
-    mean = read_runs(paths, Outcome(metric="sepa_lambda", goal="max", summary="mean"))
+    last = read_runs(paths, Outcome(metric="sepa/lambda", goal="max"))
+    mean = read_runs(paths, Outcome(metric="sepa/lambda", goal="max", summary="mean"))
     assert last.values("grpo") == [0.39] * 3, "of step 39, in metrics.jsonl"
     assert mean.values("grpo") == pytest.approx([0.195] * 3)
     assert 20 < read_runs(paths, Outcome(metric="tokens", goal="min")).values("grpo")[0] < 31, "in eval.jsonl"
