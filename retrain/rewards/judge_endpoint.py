@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(kw_only=True)
-class JudgeEndpoint:
+class JudgeEndpoint(ABC):
     """Parameters of a judge, and requests to it.
 
     Equal questions are sent once. A request whose answer is invalid is repeated.
@@ -132,6 +133,7 @@ class JudgeEndpoint:
         ]
         return "\n\n".join(parts)
 
+    @abstractmethod
     def _wording(self, by: str, alone: str, scale: str) -> tuple[str, str, str]:
         """Return the paragraphs of the question that name the task, show the text to judge, and ask for the answer.
 
@@ -139,7 +141,6 @@ class JudgeEndpoint:
             by, alone: words that limit the task and the answer to the criterion; "" without a rubric.
             scale: the scale of the scores.
         """
-        raise NotImplementedError
 
     async def _request(self, text: str, read: Callable[[str], T], how: Sequence[Any]) -> T:
         settings = {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature}

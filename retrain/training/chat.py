@@ -232,8 +232,7 @@ class Chat:
             return False
         # transformers gives templates the function strftime_now; a macro in its place shows whether it is called.
         marker = "<strftime_now>"
-        macro = f"{{% macro strftime_now(form) %}}{marker}{{% endmacro %}}"
-        template = macro + self.tokenizer.get_chat_template()
+        template = f"{{% macro strftime_now(form) %}}{marker}{{% endmacro %}}" + self.tokenizer.get_chat_template()
         return marker in self.render(messages_of(prompt), chat_template=template)
 
     @cached_property
